@@ -1,0 +1,148 @@
+"""What to run: the options of one run and the presets, validated once at the edge."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Precision = Literal["fp32", "amp", "float64"]
+AmpDtype = Literal["float16", "bfloat16"]
+
+
+class LossScalePolicy(BaseModel):
+    """How the loss is scaled before the backward pass of a float16 run.
+
+    One policy for every framework, so that their own defaults (Keras starts at 32768, PyTorch and
+    Paddle at 65536 with different growth intervals) never tell the arms apart.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    initial: float = Field(65536.0, ge=1.0, le=2.0**24)
+    dynamic: bool = True
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = Field(2000, ge=1)
+    """Clean steps in a row after which the scale grows."""
+
+    @classmethod
+    def parse(cls, text: str) -> LossScalePolicy:
+        """Read ``dynamic``, ``dynamic:1024`` (dynamic, starting there) or ``1024`` (fixed)."""
+        match = re.fullmatch(r"(?:(dynamic)(?::([0-9.]+))?|([0-9.]+))", text.strip())
+        if match is None:
+            raise ValueError(
+                f"loss scale {text!r} is not understood; give dynamic, dynamic:1024 or a number"
+            )
+        dynamic, start, fixed = match.groups()
+        value = start or fixed
+        return cls(dynamic=bool(dynamic), **({"initial": float(value)} if value else {}))
+
+    def __str__(self) -> str:
+        """The text that :meth:`parse` reads back."""
+        return f"dynamic:{self.initial:g}" if self.dynamic else f"{self.initial:g}"
+
+
+class RunConfig(BaseModel):
+    """Everything that determines one arm; two arms are compared field by field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backend: str
+    precision: Precision = "fp32"
+    amp_dtype: AmpDtype = "float16"
+    data: str = "sample"
+    """``sample``, or a folder, archive, Food-101 tree or manifest CSV."""
+    model: str = "resnet18"
+    image_size: int = Field(64, ge=8, le=1024)
+    batch_size: int = Field(16, ge=2, le=65536)
+    epochs: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
+    """Optimizer steps in all, warm-up included; exactly one of ``epochs`` and ``steps`` is set."""
+    warmup_steps: int = Field(2, ge=1)
+    """First steps of the training, excluded from the timing (compilation, autotuning, caches)."""
+    window_steps: int | None = Field(None, ge=1)
+    """Steps in a timed window at most; None: as many as fill about two seconds."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = Field(1e-3, gt=0, le=10)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    """L2 penalty added to the gradients (coupled, not AdamW)."""
+    lr_schedule: Literal["constant", "cosine", "step"] = "constant"
+    clip_norm: float | None = Field(None, gt=0)
+    """Bound of the global norm of the unscaled gradients."""
+    augment: Literal["none", "flip", "crop"] = "none"
+    input: Literal["cached", "live", "synthetic"] = "cached"
+    seed: int = Field(0, ge=0, lt=2**31)
+    device: str = "auto"
+    loss_scale: LossScalePolicy = LossScalePolicy()
+    layout: Literal["default", "nchw", "nhwc"] = "default"
+    compile: Literal["default", "off", "on"] = "default"
+    threads: int | None = Field(None, ge=1, le=1024)
+    """CPU threads of the framework; None: one for each CPU this process may use."""
+    tf32: bool = False
+    deterministic: bool = False
+    timeout_s: float = Field(1800.0, gt=0)
+    """Longest silence of a worker (no step, no answer) before it is called hung and killed."""
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            raise ValueError(f"device {value!r} is not understood; give auto, cpu, cuda or cuda:0")
+        return value
+
+    @field_validator("loss_scale", mode="before")
+    @classmethod
+    def _parse_loss_scale(cls, value: Any) -> Any:
+        return LossScalePolicy.parse(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps, not both and not neither")
+        return self
+
+    @property
+    def arm(self) -> str:
+        """Name of this arm within a study, and of its record's file: ``torch-amp``."""
+        return f"{self.backend}-{self.precision}"
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the arm uses a loss scaler: float16 needs one, bfloat16 has float32's range."""
+        return self.precision == "amp" and self.amp_dtype == "float16"
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Sized for two CPU cores, where PyTorch's float16 autocast was measured 17 times slower than
+    # float32: the slowest of the five cells then takes about two minutes.
+    "quick": {
+        "image_size": 32,
+        "batch_size": 16,
+        "steps": 24,
+        "warmup_steps": 2,
+    },
+    # The published food experiment, put right: the same sizes, with an epoch that visits every
+    # photo, one scaler that steps, and a head of as many outputs as classes.
+    "seed": {
+        "image_size": 224,
+        "batch_size": 16,
+        "epochs": 5,
+        "optimizer": "adam",
+        "lr": 1e-3,
+        "loss_scale": "dynamic:1024",
+        "window_steps": 10,
+        "warmup_steps": 5,
+    },
+    "throughput": {
+        "image_size": 224,
+        "batch_size": 256,
+        "steps": 120,
+        "warmup_steps": 20,
+        "layout": "nhwc",
+        "input": "synthetic",
+        "device": "cuda",
+    },
+}

@@ -1,0 +1,278 @@
+"""The result of one arm and the description of a study, as files that other tools can rely on.
+
+A value nobody measured is ``None`` (JSON ``null``), never 0. Units stand in the names. Ratios are
+not stored: they are computed from the raw values when a report is written.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+SCHEMA_VERSION = 1
+
+P = TypeVar("P", bound=BaseModel)
+
+Status = Literal["ok", "unavailable", "diverged", "out_of_memory", "failed"]
+
+
+class _Part(BaseModel):
+    # NaN and infinity are real outcomes of a diverged run, and JSON has no number for them.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+
+class PrecisionPart(_Part):
+    requested: Literal["fp32", "amp", "float64"]
+    dtype: str
+    """Compute dtype that was asked for: float32, float16, bfloat16 or float64."""
+    effective: str | None = None
+    """What ran, as :attr:`evidence` shows it: the dtype of the convolutions' compute."""
+    tf32: bool | None = None
+    evidence: dict[str, Any] | None = None
+
+
+class DevicePart(_Part):
+    type: Literal["cpu", "cuda"]
+    name: str
+    uuid: str | None = None
+
+
+class ModelPart(_Part):
+    name: str
+    parameters: int
+    forward_flops_per_image: int
+
+
+class QuarantinedFile(_Part):
+    path: str
+    reason: str
+
+
+class DataPart(_Part):
+    name: str
+    manifest_sha256: str | None
+    """None for synthetic input, which has no files."""
+    classes: list[str]
+    train_images: int
+    val_images: int
+    batch_sha256: str | None = None
+    """Over the pixels, labels and ids of the first batches that the adapter was given."""
+    quarantined: list[QuarantinedFile] = []
+    warnings: list[str] = []
+
+
+class TrainingPart(_Part):
+    batch_size: int
+    image_size: int
+    epochs: int | None
+    steps: int
+    """Optimizer steps taken, warm-up included."""
+    optimizer: str
+    optimizer_implementation: str | None
+    """fused, foreach or loop, as the framework reports it."""
+    lr: float
+    lr_schedule: str
+    momentum: float
+    weight_decay: float
+    clip_norm: float | None
+    augment: str
+    seed: int
+    input: str
+    layout: str | None
+    compile: str | None
+    deterministic: bool
+    threads: int
+    loss_scale_policy: str | None
+    """``dynamic:65536``, a fixed number, or None where no scaler is used."""
+
+
+class Window(_Part):
+    """Consecutive steps between two synchronised clock readings."""
+
+    index: int
+    arm_position: int
+    """Place of this window in the order in which the study's arms were measured."""
+    started_s: float
+    """Since the worker began to prepare."""
+    steps: int
+    images: int
+    time_s: float
+    cpu_s: float
+    """CPU time of the worker process (all threads) during the window."""
+    data_wait_s: float
+    """Time in which the loop had no batch to give to the device."""
+    warmup: bool
+
+
+class StepsPart(_Part):
+    loss: list[float] = []
+    loss_scale: list[float | None] = []
+    skipped: list[bool] = []
+    step_time_s: list[float] | None = None
+    """Only of a profiled run; without a synchronisation these would be enqueue times."""
+
+
+class EpochPart(_Part):
+    epoch: int
+    steps: int
+    """Steps taken since the start of the run when this epoch (or the run) ended."""
+    train_loss: float
+    val_loss: float | None
+    val_top1: float | None
+    val_top2: float | None
+
+
+class ThroughputPart(_Part):
+    images_per_s: float | None
+    """Images of the timed windows, skipped steps left out, over their time."""
+    warmup_steps: int
+    timed_steps: int
+    data_wait_fraction: float | None
+    threads_in_use: float | None
+    """CPU seconds over wall seconds of the timed windows."""
+    prepare_s: float
+    """Import, build and first data, before the first step."""
+    warmup_s: float
+    """Warm-up windows: compilation, autotuning, first allocations."""
+
+
+class AccuracyPart(_Part):
+    """Validation of the final weights, in float32 whatever the precision of the training."""
+
+    val_top1: float
+    val_top2: float
+    val_loss: float
+    per_class: dict[str, float | None]
+    """Top-1 by class; None for a class without a validation image."""
+
+
+class MemoryPart(_Part):
+    host_peak_bytes: int | None
+    device_allocated_peak_bytes: int | None
+    device_reserved_peak_bytes: int | None
+    device_used_delta_bytes: int | None
+
+
+class EnergyPart(_Part):
+    joules: float
+    source: str
+
+
+class EnvironmentPart(_Part):
+    """The machine and the process that measured."""
+
+    python: str
+    platform: str
+    cpu: str
+    cpus_usable: int
+    memory_bytes: int
+    packages: dict[str, str]
+    variables: dict[str, str]
+    """Environment variables that were set for the worker and steer threads or kernels."""
+
+
+class Record(_Part):
+    """One finished arm: ``records/<arm>.json`` of a study, ``record.json`` of a single run."""
+
+    schema_version: int = SCHEMA_VERSION
+    arm: str
+    status: Status
+    reason: str | None = None
+    """Why the status is not ok, with the remedy where there is one."""
+    warnings: list[str] = []
+    command: str
+    """The command that repeats this arm alone."""
+    created: str
+    """UTC, ISO 8601."""
+    harness_version: str
+    backend: str
+    framework_version: str | None = None
+    precision: PrecisionPart
+    device: DevicePart | None = None
+    model: ModelPart | None = None
+    data: DataPart | None = None
+    training: TrainingPart | None = None
+    windows: list[Window] = []
+    steps: StepsPart = StepsPart()
+    epochs: list[EpochPart] = []
+    throughput: ThroughputPart | None = None
+    accuracy: AccuracyPart | None = None
+    memory: MemoryPart | None = None
+    energy: EnergyPart | None = None
+    environment: EnvironmentPart | None = None
+
+
+class Study(_Part):
+    """``study.json``: what a comparison set out to do; its results lie in ``records/``."""
+
+    schema_version: int = SCHEMA_VERSION
+    created: str
+    harness_version: str
+    command: str
+    preset: str | None
+    arms: list[dict[str, Any]] = Field(description="RunConfig of each arm, in planned order")
+    data: DataPart
+    environment: EnvironmentPart
+    finished: bool = False
+
+
+class UnreadableRecord(Exception):
+    """A record or study file is missing, broken or of another schema."""
+
+
+def write_json(path: Path, part: BaseModel) -> None:
+    """Write ``part`` to ``path`` so that a reader sees the old file or the whole new one.
+
+    Raises:
+        OSError: the folder cannot be written or the disk is full; the old file is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(part.model_dump_json(indent=1))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_record(path: Path) -> Record:
+    """Read one record file.
+
+    Raises:
+        UnreadableRecord: with the file and the first thing that is wrong with it.
+    """
+    return _read(path, Record)
+
+
+def read_study(path: Path) -> Study:
+    """Read ``study.json``; raises :class:`UnreadableRecord` as :func:`read_record` does."""
+    return _read(path, Study)
+
+
+def read_study_records(directory: Path) -> tuple[Study, list[Record]]:
+    """Read a study folder: its description and the records finished so far, in planned order."""
+    study = read_study(directory / "study.json")
+    order = {f"{arm['backend']}-{arm['precision']}": i for i, arm in enumerate(study.arms)}
+    records = [read_record(path) for path in sorted((directory / "records").glob("*.json"))]
+    records.sort(key=lambda record: (order.get(record.arm, len(order)), record.arm))
+    return study, records
+
+
+def _read(path: Path, kind: type[P]) -> P:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UnreadableRecord(f"{path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise UnreadableRecord(f"{path}: {where}: {first['msg']}") from error
