@@ -1,0 +1,176 @@
+"""What the core asks of a framework: the protocol that every adapter implements.
+
+The neutral loop owns clocks, order, statistics and files; an adapter translates. All sizes are
+bytes, all images uint8 (N, H, W, 3) RGB, all labels int64 (N,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from harness.config import RunConfig
+from harness.networks import Network
+from harness.weights import Weights
+
+CHANNEL_MEAN = (0.485, 0.456, 0.406)
+"""RGB mean of ImageNet on the 0..1 scale, used by every adapter to normalise on the device."""
+CHANNEL_STD = (0.229, 0.224, 0.225)
+"""RGB standard deviation of ImageNet on the 0..1 scale."""
+
+DeviceType = Literal["cpu", "cuda"]
+
+
+class Unsupported(Exception):
+    """This machine or framework cannot do what was asked: the reason, then the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """Whether one compute dtype works on one device."""
+
+    available: bool
+    reason: str | None = None
+    """Why not; None when available."""
+
+
+Capabilities = Mapping[DeviceType, Mapping[str, Capability]]
+"""Device type → compute dtype (float32, float16, bfloat16, float64) → whether it works."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InForce:
+    """The settings that hold after ``open``, read back from the framework where it tells them."""
+
+    framework_version: str
+    device_type: DeviceType
+    device_name: str
+    device_uuid: str | None
+    layout: Literal["nchw", "nhwc"]
+    compile: str
+    """``eager`` or the compiler that builds the step, such as ``inductor`` or ``xla``."""
+    threads: int
+    tf32: bool | None
+    """None where the device has no TF32."""
+    loss_scale_policy: str | None
+    """None where no scaler is used."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step left behind."""
+
+    loss: float
+    """Mean cross-entropy of the batch, unscaled."""
+    loss_scale: float | None
+    """Scale by which this step's loss was multiplied; None without a scaler."""
+    skipped: bool
+    """The gradients overflowed and the scaler withheld the update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """Device memory since ``open``; None where the framework or device does not tell."""
+
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerEvidence:
+    """Dtypes in which one layer was seen to run."""
+
+    operation: str
+    """The framework's own name of the kernel or graph operation."""
+    compute: str
+    """Dtype of the operands."""
+    output: str
+    backward: str | None = None
+    """Dtype of the operands of its backward operation, where it has one of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What ran, taken from the operations that are timed and not from attributes."""
+
+    source: str
+    """Where it was read: the traced graph, or the operations of one recorded step."""
+    effective: str
+    """Compute dtype of the convolutions; ``mixed`` if they disagree."""
+    layers: dict[str, LayerEvidence] = field(default_factory=dict)
+    """By canonical layer name."""
+    master_weight_dtype: str
+    gradient_dtype: str
+    """Dtype of the parameter gradients that the optimizer receives."""
+    optimizer: str
+    """Class name of the framework's optimizer."""
+    optimizer_implementation: Literal["fused", "foreach", "loop", "graph"]
+    scaler_enabled: bool
+
+
+class Backend(Protocol):
+    """One framework in one process. Calls come from one thread, in the order below."""
+
+    name: str
+
+    def capabilities(self) -> Capabilities:
+        """Try each compute dtype on each device of this machine."""
+        ...
+
+    def open(self, run: RunConfig) -> InForce:
+        """Choose the device and put threads, determinism, TF32 and precision in force.
+
+        Raises:
+            Unsupported: the device is absent, or cannot run the precision or layout.
+        """
+        ...
+
+    def build(self, network: Network, weights: Weights) -> None:
+        """Make the native model, optimizer and scaler from the canonical weights."""
+        ...
+
+    def put(self, images: np.ndarray, labels: np.ndarray) -> Any:
+        """Start moving a batch to the device; returns a handle that any later step may reuse.
+
+        The arrays belong to the adapter from here on and are not written again.
+        """
+        ...
+
+    def train_step(self, batch: Any) -> None:
+        """Enqueue forward, backward and update; returns without waiting for the device."""
+        ...
+
+    def take_steps(self) -> list[StepResult]:
+        """Results of the steps since the last call; waits for the device once."""
+        ...
+
+    def evaluate(self, batch: Any) -> np.ndarray:
+        """Logits, float32 (N, classes), computed in float32 with the running statistics."""
+        ...
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use this rate from the next step on."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was enqueued."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """Peak memory of the device allocator since ``open``."""
+        ...
+
+    def evidence(self, batch: Any) -> Evidence:
+        """Show in which dtypes a training step on ``batch`` runs; leaves no trace in the model."""
+        ...
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether ``error``, raised by any call above, says that host or device memory ran out."""
+        ...
+
+    def close(self) -> None:
+        """Release the device."""
+        ...

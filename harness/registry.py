@@ -1,0 +1,62 @@
+"""The backends by name. The core knows an adapter by its string only and imports it when used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+
+from harness.protocol import Backend, Unsupported
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendEntry:
+    """Where an adapter lives and how its framework is installed."""
+
+    adapter: str
+    """``module:Class``."""
+    framework: str | None
+    """Module that must be importable; None when the adapter needs none."""
+    extra: str
+    """Extra of this project that installs the framework."""
+
+
+BACKENDS: dict[str, BackendEntry] = {
+    "torch": BackendEntry(
+        adapter="backends.torch_backend:TorchBackend", framework="torch", extra="torch"
+    ),
+    "tensorflow": BackendEntry(
+        adapter="backends.tensorflow_backend:TensorFlowBackend",
+        framework="tensorflow",
+        extra="tensorflow",
+    ),
+    "paddle": BackendEntry(
+        adapter="backends.paddle_backend:PaddleBackend", framework="paddle", extra="paddle"
+    ),
+    "fake": BackendEntry(adapter="backends.fake_backend:FakeBackend", framework=None, extra=""),
+}
+
+COMPARED = ("torch", "tensorflow", "paddle")
+"""Backends that a comparison covers unless told otherwise."""
+
+
+def is_installed(name: str) -> bool:
+    """Whether the framework of backend ``name`` can be imported here; imports nothing."""
+    framework = BACKENDS[name].framework
+    return framework is None or importlib.util.find_spec(framework) is not None
+
+
+def load_backend(name: str) -> Backend:
+    """Import and construct the adapter called ``name``; this imports its framework.
+
+    Raises:
+        Unsupported: the framework is not installed in this environment.
+    """
+    entry = BACKENDS[name]
+    if not is_installed(name):
+        raise Unsupported(
+            f"{entry.framework} is not installed in this environment; "
+            f"install it with: pip install 'amp-harness[{entry.extra}]'"
+        )
+    module, _, attribute = entry.adapter.partition(":")
+    return getattr(importlib.import_module(module), attribute)()
