@@ -10,6 +10,7 @@ import pytest
 # The package that is searched for, by marker.
 FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "paddle": "paddle"}
 IN_CI = os.environ.get("CI") == "true"
+REFUSAL = pytest.StashKey[str]()
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # No deadline: no test asserts on time. In CI the same examples every time.
@@ -28,21 +29,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     TensorFlow and then Paddle in one process ends in a segmentation fault, and every framework
     sets thread counts and memory as if it were alone.
     """
-    if session.config.option.collectonly:
-        return
     selected = sorted(set().union(*(frameworks_of(item) for item in session.items)))
-    if len(selected) > 1:
-        raise pytest.UsageError(
-            f"tests of {', '.join(selected)} are selected together, but each framework needs a "
-            "process of its own: run `make test` for all of them, or one alone, "
-            f"such as `pytest -m {selected[0]}` "
-            f"(and the core: `pytest -m 'not {' and not '.join(FRAMEWORKS)}'`)"
-        )
+    if len(selected) < 2 or session.config.option.collectonly:
+        return
+    refusal = (
+        f"tests of {', '.join(selected)} are selected together, but each framework needs a "
+        "process of its own: run `make test` for all of them, or one alone, "
+        f"such as `pytest -m {selected[0]}` "
+        f"(and the core: `pytest -m 'not {' and not '.join(FRAMEWORKS)}'`)"
+    )
+    if hasattr(session.config, "workerinput"):
+        # pytest-xdist takes an error here for a crash of its worker, so each test tells it.
+        session.config.stash[REFUSAL] = refusal
+    else:
+        raise pytest.UsageError(refusal)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what this machine cannot run, with the reason; in CI a missing framework fails."""
-    for name in sorted(frameworks_of(item)):
+    frameworks = frameworks_of(item)
+    if frameworks and (refusal := item.config.stash.get(REFUSAL, None)):
+        pytest.fail(refusal, pytrace=False)
+    for name in sorted(frameworks):
         require_framework(name)
     if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
         pytest.skip(reason)

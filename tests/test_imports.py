@@ -32,7 +32,7 @@ print(json.dumps(brought))
 def modules_of(package: str) -> list[str]:
     """Return the names of a package and of all modules below it, __main__ left out."""
     found = pkgutil.walk_packages(import_module(package).__path__, f"{package}.")
-    return [package] + sorted(m.name for m in found if not m.name.endswith(".__main__"))
+    return [package, *sorted(m.name for m in found if not m.name.endswith(".__main__"))]
 
 
 def frameworks_imported_by(modules: list[str], folder: Path) -> dict[str, list[str]]:
