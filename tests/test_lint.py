@@ -31,8 +31,10 @@ TREE = {
     for framework in ("torch", "tensorflow", "paddle")
     for name, text in {
         f"{framework}_network.py": "import harness.config\n",
+        f"{framework}_evidence.py": f"def record():\n    import {framework}\n",
         f"{framework}_backend.py": (
-            f"import backends.{framework}_network\ndef open():\n    import {framework}\n"
+            f"import backends.{framework}_network, backends.{framework}_evidence\n"
+            f"def open():\n    import {framework}\n"
         ),
     }.items()
 }
@@ -93,12 +95,12 @@ def test_the_allowed_imports_keep_every_contract(tmp_path: Path):
         (
             "backends/paddle_backend.py",
             "import backends.torch_network\n",
-            "torch_network serves torch_backend alone",
+            "The parts of torch_backend serve it alone",
         ),
         (
             "backends/fake_backend.py",
-            "import backends.tensorflow_network\n",
-            "tensorflow_network serves tensorflow_backend alone",
+            "import backends.tensorflow_evidence\n",
+            "The parts of tensorflow_backend serve it alone",
         ),
     ],
 )
