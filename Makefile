@@ -1,7 +1,7 @@
 # make help tells what there is.
 #
 # PYTHON    the interpreter that makes .venv                 make compare PYTHON=python3.12
-# PIP_ARGS  more arguments for pip, such as an index         make .venv PIP_ARGS="--extra-index-url ..."
+# PIP_ARGS  more arguments for pip, such as an index         make compare PIP_ARGS="--extra-index-url ..."
 # ARGS      more arguments for the command or for pytest     make compare ARGS="--backend torch"
 
 PYTHON ?= python3
@@ -33,6 +33,8 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt
 	  echo "make: no $(PYTHON) here; install Python 3.11 or newer, or name it: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1), but Python 3.11 or newer is needed; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(if $(PIP_ARGS),:,echo 'make: on Linux x86-64 plain torch is a CUDA build of several GB; the small CPU build:'; \
+	  echo '      make $(MAKECMDGOALS) PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"')
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -e '.[cpu,test]' -c constraints-cpu.txt $(PIP_ARGS)
 	@touch $@
