@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from harness.config import RunConfig
-from harness.networks import Network
+from harness.networks import Conv, Network, place_layers
 from harness.weights import Weights
 
 CHANNEL_MEAN = (0.485, 0.456, 0.406)
@@ -111,6 +111,58 @@ class Evidence:
     scaler_enabled: bool
 
 
+def effective_dtype(network: Network, layers: Mapping[str, LayerEvidence]) -> str:
+    """The dtype in which the convolutions of ``network`` computed; ``mixed`` if they disagree."""
+    convolutions = [place.layer for place in place_layers(network) if isinstance(place.layer, Conv)]
+    dtypes = {layers[conv.name].compute if conv.name in layers else "?" for conv in convolutions}
+    if "?" in dtypes:
+        return "unknown"
+    return dtypes.pop() if len(dtypes) == 1 else "mixed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """All that training changes, under canonical names and in canonical shapes."""
+
+    tensors: Weights
+    """Parameters and BatchNorm running statistics, in their own dtype."""
+    slots: dict[str, Weights]
+    """Slot (first_moment, second_moment, momentum) → parameter name → values."""
+    optimizer_steps: int
+    """Updates that were applied; skipped ones do not count. 0 where the optimizer keeps no count."""
+    loss_scale: float | None
+    clean_steps: int | None
+    """Steps since the loss scale last changed; None without a scaler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One forward and backward pass, in the run's own precision, in canonical shapes.
+
+    Activations are (N, C, H, W) or (N, features) whatever the framework's layout. Arrays keep
+    the dtype in which the framework held them; gradients are those of the unscaled mean loss.
+    """
+
+    loss: float
+    logits: np.ndarray
+    outputs: dict[str, np.ndarray]
+    """Layer → its output."""
+    output_gradients: dict[str, np.ndarray]
+    """Layer → gradient of the loss with respect to its output."""
+    parameter_gradients: dict[str, np.ndarray]
+    running_statistics: dict[str, np.ndarray]
+    """BatchNorm buffers as this pass would have left them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProbe:
+    """One leaf layer run alone, forward and backward, from a given input and output gradient."""
+
+    output: np.ndarray
+    input_gradient: np.ndarray
+    parameter_gradients: dict[str, np.ndarray]
+
+
 class Backend(Protocol):
     """One framework in one process. Calls come from one thread, in the order below."""
 
@@ -161,6 +213,30 @@ class Backend(Protocol):
 
     def memory(self) -> DeviceMemory:
         """Peak memory of the device allocator since ``open``."""
+        ...
+
+    def state(self) -> TrainState:
+        """A copy of everything that training changes."""
+        ...
+
+    def load_state(self, state: TrainState) -> None:
+        """Continue from ``state``, which came from this or another framework."""
+        ...
+
+    def probe(self, batch: Any) -> Probe:
+        """Show what one forward and backward pass computes; changes nothing."""
+        ...
+
+    def probe_layer(self, layer: str, x: np.ndarray, output_gradient: np.ndarray) -> LayerProbe:
+        """Run the leaf ``layer`` as a training step would (same kernels, casts and layout).
+
+        ``x`` and ``output_gradient`` are float64 in canonical shape, the latter not scaled;
+        changes nothing.
+        """
+        ...
+
+    def poison_next_gradient(self) -> None:
+        """Make one parameter's gradient infinite in the next training step, before the scaler."""
         ...
 
     def evidence(self, batch: Any) -> Evidence:
