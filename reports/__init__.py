@@ -1,1 +1,18 @@
-"""From the records of a study to tables, charts and pages. Reads records only."""
+"""Records in, tables and pages out: the report of a comparison or of a single run.
+
+Reads records only. The libraries that draw and compute (pandas, altair, scipy, jinja2) are
+imported where they are used, so that importing this package stays cheap.
+"""
+
+from reports.comparison import ArmFigures, ComparisonRow, comparison_table
+from reports.console import render_console
+from reports.pages import ReportFiles, write_report
+
+__all__ = [
+    "ArmFigures",
+    "ComparisonRow",
+    "ReportFiles",
+    "comparison_table",
+    "render_console",
+    "write_report",
+]

@@ -1,0 +1,108 @@
+"""What a page consists of, written once and rendered as HTML and as Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reports.comparison import ComparisonRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paragraph:
+    """Plain text; foreign text in it is escaped by the templates."""
+
+    text: str
+    kind: str = "plain"
+    """plain, note, or warning."""
+    block: str = "paragraph"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of text cells with a row heading in its first column."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: bool = False
+    """Whether all columns after the first hold figures, which are set flush right."""
+    block: str = "table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One drawing of a figure."""
+
+    title: str
+    svg: str
+    alt: str
+    """What a reader who cannot see the drawing would learn from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Charts side by side, which share a legend and a caption. Markdown leaves them out."""
+
+    caption: str
+    charts: tuple[Chart, ...]
+    legend: tuple[tuple[str, str], ...] = ()
+    """Label and CSS colour."""
+    block: str = "figure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """Command lines, each under what it repeats."""
+
+    commands: tuple[tuple[str, str], ...]
+    block: str = "commands"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Terms with their explanations."""
+
+    terms: tuple[tuple[str, str], ...]
+    block: str = "terms"
+
+
+Block = Paragraph | Table | Figure | Commands | Terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a page under its heading."""
+
+    anchor: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was measured in one backend, in a sentence."""
+
+    backend: str
+    kind: str
+    """faster, slower, unclear, or no ratio."""
+    figure: str
+    """The ratio with its interval, or an en dash."""
+    sentence: str
+    facts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A whole report."""
+
+    title: str
+    subtitle: str
+    """Machine, data and date."""
+    headline: str
+    verdicts: tuple[Verdict, ...]
+    caveat: str
+    """What the verdicts do not cover."""
+    warnings: tuple[str, ...]
+    rows: tuple[ComparisonRow, ...]
+    sections: tuple[Section, ...]
+    footer: str

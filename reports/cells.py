@@ -1,0 +1,122 @@
+"""The cells of a study: what each planned arm has to show, or why it has nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.records import Record, Study, UnreadableRecord, read_record, read_study
+
+NOT_RUN_YET = "not run yet"
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One arm of a study."""
+
+    arm: str
+    backend: str
+    precision: str
+    """fp32, amp or float64."""
+    status: str
+    """A record's status, or ``not run yet``, or ``unreadable``."""
+    reason: str | None
+    """Why the status is not ok."""
+    record: Record | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """A study folder, or the folder of a single run (then ``study`` is None), as it was read."""
+
+    study: Study | None
+    cells: tuple[Cell, ...]
+    """In planned order, then those that no plan names."""
+
+    @property
+    def records(self) -> list[Record]:
+        """The readable records, in the order of the cells."""
+        return [cell.record for cell in self.cells if cell.record is not None]
+
+
+def read_results(directory: Path) -> Results:
+    """Read ``study.json`` and ``records/*.json``, or else the ``record.json`` of a single run.
+
+    A record that cannot be read becomes an ``unreadable`` cell with its reason.
+
+    Raises:
+        UnreadableRecord: the folder holds neither file, or ``study.json`` (or the single record)
+            cannot be read.
+    """
+    if (directory / "study.json").exists():
+        study = read_study(directory / "study.json")
+        records, unreadable = _read_records(directory / "records")
+        return Results(study=study, cells=study_cells(study, records, unreadable))
+    if (directory / "record.json").exists():
+        record = read_record(directory / "record.json")
+        return Results(study=None, cells=study_cells(None, [record]))
+    raise UnreadableRecord(
+        f"{directory}: no study.json and no record.json in it; "
+        "give the folder that a comparison or a run wrote"
+    )
+
+
+def study_cells(
+    study: Study | None,
+    records: Iterable[Record],
+    unreadable: Mapping[str, str] | None = None,
+) -> tuple[Cell, ...]:
+    """Match records, and the reasons of unreadable ones by arm, with the arms of the plan.
+
+    Raises:
+        UnreadableRecord: an arm of the plan names no backend or no precision.
+    """
+    read = {record.arm: record for record in records}
+    broken = dict(unreadable or {})
+    arms = [] if study is None else [_planned(arm) for arm in study.arms]
+    arms += [name for name in (*read, *broken) if name not in arms]
+    return tuple(_cell(arm, read.get(arm), broken.get(arm)) for arm in dict.fromkeys(arms))
+
+
+def _planned(arm: dict[str, object]) -> str:
+    try:
+        return f"{arm['backend']}-{arm['precision']}"
+    except KeyError as error:
+        raise UnreadableRecord(f"study.json: arms: an arm has no {error}") from error
+
+
+def _cell(arm: str, record: Record | None, unreadable: str | None) -> Cell:
+    if record is not None:
+        backend, precision = record.backend, record.precision.requested
+        status, reason = str(record.status), record.reason
+    else:
+        backend, _, precision = arm.rpartition("-")
+        status, reason = (UNREADABLE, unreadable) if unreadable else (NOT_RUN_YET, None)
+    return Cell(
+        arm=arm,
+        backend=backend or arm,
+        precision=precision,
+        status=status,
+        reason=reason,
+        record=record,
+    )
+
+
+def _read_records(folder: Path) -> tuple[list[Record], dict[str, str]]:
+    records: list[Record] = []
+    unreadable: dict[str, str] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            if not path.is_file():
+                raise UnreadableRecord(f"{path}: not a file")
+            record = read_record(path)
+            if record.arm != path.stem:
+                raise UnreadableRecord(f"{path}: arm: holds the record of {record.arm!r}")
+            records.append(record)
+        except UnreadableRecord as error:
+            # The study's own place says nothing to whom it is sent: name the file within it.
+            reason = str(error).removeprefix(f"{path}: ")
+            unreadable[path.stem] = f"records/{path.name}: {reason}"
+    return records, unreadable

@@ -1,0 +1,227 @@
+"""Charts as SVG text for a page: no script, no outside address, the page's own colours and fonts.
+
+Colours are CSS variables (``var(--fp32)``), so a chart follows the page into dark mode and print.
+Each chart is about 350 px wide, the width of a phone; a page sets several side by side.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reports import formats
+from reports.comparison import ComparisonRow
+
+PRECISION_COLOURS = {"fp32": "var(--fp32)", "amp": "var(--amp)"}
+BACKEND_COLOURS = ("var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)")
+
+MAX_POINTS = 400
+"""A longer curve is drawn as means over bins of steps."""
+
+_PLOT_WIDTH = 290
+
+
+def bin_steps(steps: int) -> int:
+    """Steps that one point of a loss curve stands for, in a run of ``steps`` steps."""
+    return math.ceil(steps / MAX_POINTS) if steps > 0 else 1
+
+
+def throughput_chart(rows: Sequence[ComparisonRow]) -> str:
+    """Images/s: a dot for each timed window, a bar and a figure for their median."""
+    import altair as alt
+
+    arms, windows = [], []
+    for row in rows:
+        for arm in (row.fp32, row.amp):
+            name = f"{row.backend} {formats.precision(arm.precision)}"
+            value = arm.images_per_s
+            text = formats.number(value) if value is not None else arm.status
+            arms.append(
+                {"arm": name, "precision": arm.precision, "value": value or 0, "text": text}
+            )
+            windows += [
+                {"arm": name, "precision": arm.precision, "value": rate}
+                for rate in arm.window_images_per_s
+            ]
+    order = [arm["arm"] for arm in arms]
+    top = max((item["value"] for item in windows), default=1.0)
+    y = alt.Y("arm:N", sort=order, title=None, axis=alt.Axis(ticks=False, domain=False))
+    x = alt.X("value:Q", title="images/s", scale=alt.Scale(domain=[0, top * 1.22], nice=False))
+    colour = _colour("precision", PRECISION_COLOURS)
+    bars = alt.Chart(_values(arms)).mark_bar(height=16, opacity=0.28).encode(y=y, x=x, color=colour)
+    texts = (
+        alt.Chart(_values(_label_places(arms, windows)))
+        .mark_text(align="left", dx=7, fontWeight=600, color="var(--ink)")
+        .encode(y=y, x=x, text="text:N")
+    )
+    dots = (
+        alt.Chart(_values(windows))
+        .mark_circle(size=26, opacity=0.85)
+        .encode(y=y, x=x, color=colour)
+    )
+    return _svg(alt.layer(bars, dots, texts), height=26 * len(arms))
+
+
+def loss_chart(
+    curves: Mapping[str, Sequence[float]],
+    colours: Mapping[str, str],
+    *,
+    x_domain: tuple[float, float],
+    y_domain: tuple[float, float],
+) -> str:
+    """Training loss over steps, one line a curve; a NaN or an infinity leaves a gap.
+
+    Args:
+        curves: loss of each step, by name; the second and later lines are dashed.
+        colours: CSS colour by name.
+        x_domain: first and last step of the axis, so that neighbouring charts share it.
+        y_domain: as :func:`loss_domain` gives it; logarithmic where it does not start at 0.
+    """
+    import altair as alt
+
+    values = [
+        {"curve": name, "step": step, "loss": loss}
+        for name, losses in curves.items()
+        for step, loss in _binned(losses)
+    ]
+    logarithmic = y_domain[0] > 0
+    dashes = [[1, 0], [5, 3], [2, 2], [8, 3, 2, 3], [1, 3], [6, 2]]
+    chart = (
+        alt.Chart(_values(values))
+        .mark_line(strokeWidth=1.8, interpolate="linear", invalid="break-paths-show-domains")
+        .encode(
+            x=alt.X(
+                "step:Q",
+                title="step",
+                scale=alt.Scale(domain=x_domain, nice=False),
+                axis=alt.Axis(tickCount=5, format="d", tickMinStep=1),
+            ),
+            y=alt.Y(
+                "loss:Q",
+                title="loss (logarithmic)" if logarithmic else "loss",
+                scale=alt.Scale(domain=y_domain, type="log" if logarithmic else "linear"),
+                axis=alt.Axis(tickCount=5),
+            ),
+            color=_colour("curve", colours),
+            strokeDash=alt.StrokeDash(
+                "curve:N",
+                scale=alt.Scale(domain=list(colours), range=dashes[: len(colours)]),
+                legend=None,
+            ),
+        )
+    )
+    return _svg(chart, height=190)
+
+
+def loss_domain(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """A loss axis that all curves fit on: from 0, or logarithmic where they span 100 times."""
+    finite = [loss for losses in curves for _, loss in _binned(losses) if loss is not None]
+    top = max(finite, default=1.0)
+    positive = [loss for loss in finite if loss > 0]
+    if positive and len(positive) == len(finite) and top > 100 * min(positive):
+        return min(positive), top
+    return min(0.0, *finite, 0.0), top * 1.05 or 1.0
+
+
+def loss_scale_chart(scales: Sequence[float | None], skipped: Sequence[bool], colour: str) -> str:
+    """Loss scale over steps as a staircase, with a cross at each skipped step."""
+    import altair as alt
+
+    known = [(i + 1, scale) for i, scale in enumerate(scales) if scale is not None]
+    turns = [
+        {"step": step, "scale": scale}
+        for i, (step, scale) in enumerate(known)
+        if i in (0, len(known) - 1) or scale != known[i - 1][1]
+    ]
+    crosses = [
+        {"step": step, "scale": scale}
+        for step, scale in known
+        if step <= len(skipped) and skipped[step - 1]
+    ]
+    x = alt.X(
+        "step:Q",
+        title="step",
+        scale=alt.Scale(domain=[1, max(len(scales), 2)], nice=False),
+        axis=alt.Axis(tickCount=5, format="d", tickMinStep=1),
+    )
+    y = alt.Y(
+        "scale:Q",
+        title="loss scale (powers of 2)",
+        scale=alt.Scale(type="log", base=2, nice=False, domain=_scale_domain(known)),
+        axis=alt.Axis(tickCount=5, format=",.0f"),
+    )
+    line = alt.Chart(_values(turns)).mark_line(
+        strokeWidth=1.8, interpolate="step-after", color=colour
+    )
+    cross = alt.Chart(_values(crosses)).mark_point(
+        shape="cross", angle=45, size=60, filled=True, color="var(--ink)", opacity=1
+    )
+    return _svg(alt.layer(line.encode(x=x, y=y), cross.encode(x=x, y=y)), height=150)
+
+
+def _scale_domain(known: Sequence[tuple[int, float]]) -> list[float]:
+    scales = [scale for _, scale in known if scale > 0] or [1.0]
+    return [min(scales) / 2, max(scales) * 2]
+
+
+def _label_places(
+    arms: Sequence[dict[str, Any]], windows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Each arm's figure right of its bar and of all its dots."""
+    return [
+        {**arm, "value": max([w["value"] for w in windows if w["arm"] == arm["arm"]], default=0)}
+        for arm in arms
+    ]
+
+
+def _binned(losses: Sequence[float]) -> list[tuple[float, float | None]]:
+    width = bin_steps(len(losses))
+    points: list[tuple[float, float | None]] = []
+    for start in range(0, len(losses), width):
+        part = losses[start : start + width]
+        mean = math.fsum(part) / len(part) if all(map(math.isfinite, part)) else None
+        points.append((start + (len(part) + 1) / 2, mean))
+    return points
+
+
+def _values(rows: Sequence[dict[str, Any]]) -> Any:
+    import altair as alt
+
+    return alt.Data(values=list(rows))
+
+
+def _colour(field: str, colours: Mapping[str, str]) -> Any:
+    import altair as alt
+
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    return alt.Color(f"{field}:N", scale=scale, legend=None)
+
+
+def _svg(chart: Any, height: int) -> str:
+    import altair as alt
+    import vl_convert
+
+    chart = chart.properties(width=_PLOT_WIDTH, height=height).configure(
+        aria=False,
+        background="transparent",
+        padding=2,
+        view=alt.ViewConfig(stroke=None),
+        axis=alt.AxisConfig(
+            labelColor="var(--muted)",
+            titleColor="var(--muted)",
+            titleFontWeight="normal",
+            gridColor="var(--line)",
+            domainColor="var(--line)",
+            tickColor="var(--line)",
+            labelFontSize=11,
+            titleFontSize=11,
+            labelLimit=150,
+        ),
+        text=alt.MarkConfig(fontSize=11),
+    )
+    svg = vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[])
+    # Inside an HTML page the namespaces go without saying, and fonts are the page's.
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
+    return re.sub(r' font-family="[^"]*"', "", svg)

@@ -1,0 +1,210 @@
+"""The table of a comparison: one row a backend, fp32 beside AMP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from harness.records import Record, Study
+from reports.cells import Cell, study_cells
+from reports.fairness import Difference, confounders, differences
+from reports.formats import precision as precision_name
+from reports.speedup import Speedup, speedup, window_rates
+
+NOT_PLANNED = "not planned"
+
+PADDLE_AMP_NOTE = "paddle.amp: not yet executed on a GPU by this project"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmFigures:
+    """One arm in a row. None stands for what nobody measured."""
+
+    arm: str
+    precision: str
+    status: str
+    """ok, unavailable, diverged, out_of_memory, failed, not run yet, unreadable, not planned."""
+    reason: str | None
+    dtype: str | None
+    """Compute dtype that was asked for."""
+    window_images_per_s: tuple[float, ...]
+    """One value a timed window."""
+    images_per_s: float | None
+    """Median of :attr:`window_images_per_s`."""
+    val_top1: float | None
+    val_top2: float | None
+    loss: float | None
+    """Training loss at :attr:`ComparisonRow.loss_step`."""
+    steps: int | None
+    """Optimizer steps taken."""
+    peak_bytes: int | None
+    peak_source: str | None
+    """``device allocated`` or ``host``."""
+    loss_scale: float | None
+    """After the last step."""
+    skipped_steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRow:
+    """One backend."""
+
+    backend: str
+    framework_version: str | None
+    fp32: ArmFigures
+    amp: ArmFigures
+    speedup: Speedup
+    loss_step: int | None
+    """Step whose losses are shown: the last that both arms took."""
+    differences: tuple[Difference, ...]
+    """What differs between the two arms besides precision."""
+    notes: tuple[str, ...]
+    """What a reader must know to read this row right."""
+
+
+def comparison_table(
+    study: Study | None,
+    records: Iterable[Record],
+    unreadable: Mapping[str, str] | None = None,
+) -> list[ComparisonRow]:
+    """One row for each backend of the plan (or, without a plan, of the records), in its order.
+
+    Args:
+        study: the plan; None for a single run.
+        records: finished arms.
+        unreadable: reason by arm, of records that could not be read.
+    """
+    return comparison_rows(study_cells(study, records, unreadable))
+
+
+def comparison_rows(cells: Iterable[Cell]) -> list[ComparisonRow]:
+    """As :func:`comparison_table`, from cells."""
+    by_backend: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        if cell.precision in ("fp32", "amp"):
+            by_backend.setdefault(cell.backend, {})[cell.precision] = cell
+    return [_row(backend, arms) for backend, arms in by_backend.items()]
+
+
+def _row(backend: str, arms: Mapping[str, Cell]) -> ComparisonRow:
+    records = {name: cell.record for name, cell in arms.items() if cell.record is not None}
+    lengths = [len(record.steps.loss) for record in records.values() if record.steps.loss]
+    loss_step = min(lengths, default=None)
+    fp32 = _figures(backend, "fp32", arms.get("fp32"), loss_step)
+    amp = _figures(backend, "amp", arms.get("amp"), loss_step)
+    measured = all(record.training is not None for record in records.values())
+    both = (records["fp32"], records["amp"]) if len(records) == 2 and measured else None
+    gain = _speedup(fp32, amp, both)
+    version = next((r.framework_version for r in records.values() if r.framework_version), None)
+    return ComparisonRow(
+        backend=backend,
+        framework_version=version,
+        fp32=fp32,
+        amp=amp,
+        speedup=gain,
+        loss_step=loss_step,
+        differences=tuple(differences(*both)) if both else (),
+        notes=tuple(_notes(backend, arms, lengths, gain)),
+    )
+
+
+def _figures(backend: str, precision: str, cell: Cell | None, loss_step: int | None) -> ArmFigures:
+    record = None if cell is None else cell.record
+    rates = () if record is None else tuple(window_rates(record))
+    accuracy = None if record is None else record.accuracy
+    losses = [] if record is None else record.steps.loss
+    peak_bytes, peak_source = _peak(record)
+    return ArmFigures(
+        arm=f"{backend}-{precision}" if cell is None else cell.arm,
+        precision=precision,
+        status=NOT_PLANNED if cell is None else cell.status,
+        reason=None if cell is None else cell.reason,
+        dtype=None if record is None else record.precision.dtype,
+        window_images_per_s=rates,
+        images_per_s=median(rates) if rates else None,
+        val_top1=None if accuracy is None else accuracy.val_top1,
+        val_top2=None if accuracy is None else accuracy.val_top2,
+        loss=losses[loss_step - 1] if losses and loss_step else None,
+        steps=len(losses) or None,
+        peak_bytes=peak_bytes,
+        peak_source=peak_source,
+        loss_scale=_last_scale(record),
+        skipped_steps=sum(record.steps.skipped) if record and record.steps.skipped else None,
+    )
+
+
+def _peak(record: Record | None) -> tuple[int | None, str | None]:
+    memory = None if record is None else record.memory
+    if memory is None:
+        return None, None
+    if memory.device_allocated_peak_bytes is not None:
+        return memory.device_allocated_peak_bytes, "device allocated"
+    return memory.host_peak_bytes, None if memory.host_peak_bytes is None else "host"
+
+
+def _last_scale(record: Record | None) -> float | None:
+    scales = [] if record is None else record.steps.loss_scale
+    return scales[-1] if scales else None
+
+
+def _speedup(fp32: ArmFigures, amp: ArmFigures, records: tuple[Record, Record] | None) -> Speedup:
+    reason = _no_ratio(fp32, amp, records)
+    if reason is None:
+        return speedup(fp32.window_images_per_s, amp.window_images_per_s)
+    return Speedup(
+        ratio=None,
+        low=None,
+        high=None,
+        fp32_windows=len(fp32.window_images_per_s),
+        amp_windows=len(amp.window_images_per_s),
+        reason=reason,
+    )
+
+
+def _no_ratio(
+    fp32: ArmFigures, amp: ArmFigures, records: tuple[Record, Record] | None
+) -> str | None:
+    missing = [f"{precision_name(a.precision)} {a.status}" for a in (fp32, amp) if a.status != "ok"]
+    if missing:
+        return " and ".join(missing)
+    if records is None:
+        return "the settings of an arm were not recorded"
+    effective = records[1].precision.effective
+    if effective == "float32":
+        return f"AMP asked for {amp.dtype}, and float32 is what ran"
+    found = confounders(*records)
+    if found:
+        listed = "; ".join(f"{d.setting}: {d.left} | {d.right}" for d in found)
+        return f"confounded, the arms differ in more than precision ({listed})"
+    return None
+
+
+def _notes(
+    backend: str, arms: Mapping[str, Cell], lengths: list[int], gain: Speedup
+) -> Iterable[str]:
+    for cell in arms.values():
+        if cell.status != "ok":
+            reason = f": {cell.reason}" if cell.reason else ""
+            yield f"{precision_name(cell.precision)} {cell.status}{reason}"
+    if gain.reason and all(cell.status == "ok" for cell in arms.values()) and len(arms) == 2:
+        yield f"no speedup: {gain.reason}"
+    if len(set(lengths)) == 2:
+        fp32, amp = lengths if next(iter(arms)) == "fp32" else reversed(lengths)
+        yield (
+            f"fp32 took {fp32} steps and AMP {amp}; the losses are those of step {min(lengths)}, "
+            "the last that both took, and the accuracies are those of unequal training"
+        )
+    for cell in arms.values():
+        skipped = sum(cell.record.steps.skipped) if cell.record else 0
+        if skipped:
+            yield f"{precision_name(cell.precision)} skipped {skipped} steps on overflow"
+    amp_cell = arms.get("amp")
+    if backend == "paddle" and amp_cell is not None and not _ran_on_gpu(amp_cell):
+        yield PADDLE_AMP_NOTE
+
+
+def _ran_on_gpu(cell: Cell) -> bool:
+    record = cell.record
+    on_cuda = record is not None and record.device is not None and record.device.type == "cuda"
+    return cell.status == "ok" and on_cuda

@@ -1,0 +1,81 @@
+"""The closing table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reports import formats
+from reports.comparison import ArmFigures, ComparisonRow
+from reports.formats import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_STYLES = {"ok": "green", "not run yet": "dim", "not planned": "dim", "unavailable": "yellow"}
+
+# Where the terminal is narrow these give way, by folding; figures are never cut.
+_FOLDING = ("peak MiB", "status")
+
+
+def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
+    """A table of two lines a backend (fp32, AMP), then the notes; made for 80 columns.
+
+    Text from records is never read as markup, and terminal escapes in it are made visible.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("backend", "", *_figures_of(None, ""), "status"):
+        flush = "left" if heading in ("backend", "", "status") else "right"
+        table.add_column(heading, justify=flush, no_wrap=heading not in _FOLDING, overflow="fold")
+    for row in rows:
+        gain = row.speedup
+        bounds = (
+            "" if gain.low is None else f"{formats.number(gain.low)}–{formats.number(gain.high)}"
+        )
+        fp32 = (row.fp32, printable(row.backend), formats.ratio(gain.ratio))
+        for arm, name, speedup in (fp32, (row.amp, "", bounds)):
+            table.add_row(
+                Text(name, style="bold"),
+                Text(formats.precision(arm.precision)),
+                *(Text(figure) for figure in _figures_of(arm, speedup).values()),
+                Text(arm.status.replace("_", " "), style=_STYLES.get(arm.status, "bold red")),
+            )
+        if row is not rows[-1]:
+            table.add_row()
+    notes = [
+        Text.assemble((f"{printable(row.backend)}: ", "bold"), printable(note))
+        for row in rows
+        for note in row.notes
+    ]
+    if any(row.speedup.ratio is not None for row in rows):
+        notes.append(Text(_SPEEDUP_NOTE, style="dim"))
+    return Group(table, *notes)
+
+
+def _figures_of(arm: ArmFigures | None, speedup: str) -> dict[str, str]:
+    """An arm's figures by heading; of None, the headings alone."""
+    accuracy = "" if arm is None else f"{_percent(arm.val_top1)}/{_percent(arm.val_top2)}"
+    peak = "" if arm is None or arm.peak_bytes is None else f"{arm.peak_bytes / 2**20:,.0f}"
+    source = {"host": " host", "device allocated": " GPU"}.get((arm and arm.peak_source) or "", "")
+    return {
+        "images/s": formats.number(arm and arm.images_per_s),
+        "speedup": speedup,
+        "top-1/2 %": formats.UNKNOWN if accuracy == "–/–" else accuracy,
+        "loss": formats.number(arm and arm.loss),
+        "peak MiB": f"{peak}{source}" or formats.UNKNOWN,
+        "scale": formats.count(arm and arm.loss_scale),
+    }
+
+
+def _percent(fraction: float | None) -> str:
+    return formats.UNKNOWN if fraction is None else f"{100 * fraction:.1f}"
+
+
+_SPEEDUP_NOTE = (
+    "speedup: median images/s of the AMP windows over that of the fp32 windows, with a 95 % "
+    "interval within one pair of processes; how much processes differ is not included"
+)

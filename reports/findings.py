@@ -1,0 +1,138 @@
+"""What a report says first: a sentence for each backend, and the warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports import formats
+from reports.blocks import Verdict
+from reports.cells import Results
+from reports.comparison import ComparisonRow
+from reports.fairness import SAME_START_TOLERANCE, batch_groups, first_losses
+
+WITHIN_ONE_PAIR = (
+    "Each speedup compares one fp32 process with one AMP process; its 95 % interval comes from "
+    "the windows within them. How much processes differ from each other was not measured and is "
+    "not included."
+)
+
+
+def verdict(row: ComparisonRow) -> Verdict:
+    """One sentence of what was measured for a backend, and its main figures."""
+    gain = row.speedup
+    figure = formats.UNKNOWN
+    if gain.ratio is not None:
+        figure = f"{formats.ratio(gain.ratio)} {formats.interval(gain.low, gain.high)}"
+    return Verdict(
+        backend=row.backend,
+        kind=gain.verdict,
+        figure=figure,
+        sentence=_sentence(row),
+        facts=tuple(_facts(row)),
+    )
+
+
+def headline(rows: Sequence[ComparisonRow]) -> str:
+    """All verdicts in one sentence."""
+    if not rows:
+        return "No fp32 or AMP arm has been planned or run."
+    clauses = {
+        "faster": "AMP was faster in {}",
+        "slower": "AMP was slower in {}",
+        "unclear": "no clear difference was seen in {}",
+        "no ratio": "no comparison could be made in {}",
+    }
+    said = []
+    for kind, clause in clauses.items():
+        backends = [row.backend for row in rows if row.speedup.verdict == kind]
+        if backends:
+            said.append(clause.format(_listed(backends)))
+    text = "; ".join(said) + "."
+    return text[0].upper() + text[1:]
+
+
+def run_headline(results: Results) -> str:
+    """The sentence for a single run."""
+    record = results.records[0]
+    if record.status != "ok":
+        return f"The run ended as {record.status}: {record.reason or 'no reason was recorded'}"
+    speed = record.throughput.images_per_s if record.throughput else None
+    top1 = record.accuracy.val_top1 if record.accuracy else None
+    return (
+        f"Trained {formats.number(speed)} images per second; "
+        f"validation top-1 {formats.percent(top1)}."
+    )
+
+
+def warnings(results: Results) -> list[str]:
+    """What must be read before any figure of this report."""
+    found: list[str] = []
+    groups = batch_groups(results.records)
+    if len(groups) > 1:
+        parts = "; ".join(f"{_listed(arms)} ({digest[:12]})" for digest, arms in groups.items())
+        found.append(
+            "The arms were not given the same first batches: "
+            f"{parts}. Figures of arms from different groups must not be compared, "
+            "and this report draws no comparison between frameworks."
+        )
+    far = [
+        f"{first.backend} {formats.number(first.relative_difference)}"
+        for first in first_losses(results.records)
+        if not (first.relative_difference or 0) <= SAME_START_TOLERANCE
+    ]
+    if far:
+        found.append(
+            "The float32 arms do not start from the same loss: relative difference of the first "
+            f"step's loss {', '.join(far)}, above {SAME_START_TOLERANCE:g}. "
+            "The frameworks did not train the same network on the same data."
+        )
+    if results.study is not None and not results.study.finished:
+        waiting = [cell.arm for cell in results.cells if cell.record is None]
+        if waiting:
+            found.append(f"The study is not finished: {_listed(waiting)} gave no record yet.")
+    found += [f"{record.arm}: {text}" for record in results.records for text in record.warnings]
+    return found
+
+
+def _sentence(row: ComparisonRow) -> str:
+    gain, amp = row.speedup, f"AMP ({row.amp.dtype or 'dtype not known'})"
+    windows = f"medians of {gain.fp32_windows} fp32 and {gain.amp_windows} AMP windows"
+    if gain.ratio is None or gain.low is None or gain.high is None:
+        reasons = [note for note in row.notes if not note.startswith("paddle.amp")]
+        return f"No speedup can be given: {'; '.join(reasons) or gain.reason}."
+    if gain.verdict == "slower":
+        return (
+            f"{amp} was slower: fp32 trained {formats.number(1 / gain.ratio)} times as many images "
+            f"per second (95 % interval {formats.number(1 / gain.high)} to "
+            f"{formats.number(1 / gain.low)}; {windows})."
+        )
+    times = (
+        f"{formats.number(gain.ratio)} times as many images per second as fp32 (95 % interval "
+        f"{formats.number(gain.low)} to {formats.number(gain.high)}; {windows})"
+    )
+    if gain.verdict == "unclear":
+        return f"{amp} trained {times}: the interval contains 1, so no difference was shown."
+    return f"{amp} trained {times}."
+
+
+def _facts(row: ComparisonRow) -> list[str]:
+    if row.fp32.status != "ok" or row.amp.status != "ok":
+        return []
+    facts = []
+    if row.fp32.val_top1 is not None and row.amp.val_top1 is not None:
+        facts.append(
+            f"Validation top-1: {formats.percent(row.fp32.val_top1)} fp32, "
+            f"{formats.percent(row.amp.val_top1)} AMP"
+        )
+    if row.fp32.peak_bytes is not None and row.amp.peak_source == row.fp32.peak_source:
+        facts.append(
+            f"Peak {row.fp32.peak_source} memory: {formats.mebibytes(row.fp32.peak_bytes)} fp32, "
+            f"{formats.mebibytes(row.amp.peak_bytes)} AMP"
+        )
+    return facts
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

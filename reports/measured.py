@@ -1,0 +1,264 @@
+"""Sections about what was measured: speed, loss, accuracy, and the cells without a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from harness.records import Record
+from reports import charts, formats
+from reports.blocks import Block, Chart, Figure, Paragraph, Section, Table
+from reports.cells import NOT_RUN_YET, UNREADABLE, Cell, Results
+from reports.comparison import PADDLE_AMP_NOTE, ComparisonRow
+from reports.fairness import batch_groups
+from reports.formats import count, number, percent, seconds
+from reports.speedup import window_rates
+
+_PRECISION_LEGEND = tuple(
+    (formats.precision(name), colour) for name, colour in charts.PRECISION_COLOURS.items()
+)
+
+
+def missing_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | None:
+    """Cells that are not ok, each with its reason and what to do about it."""
+    cells = [cell for cell in results.cells if cell.status != "ok"]
+    notes = [note for row in rows for note in row.notes if note == PADDLE_AMP_NOTE]
+    if not cells and not notes:
+        return None
+    blocks: list[Block] = [Paragraph(text=f"Note: {note}.", kind="note") for note in notes]
+    if cells:
+        table = Table(
+            caption="Cells without a result, and why",
+            columns=("Cell", "Status", "Reason", "Remedy"),
+            rows=tuple((c.arm, c.status, c.reason or formats.UNKNOWN, _remedy(c)) for c in cells),
+        )
+        blocks.insert(0, table)
+    return Section(anchor="missing", title="Cells without a result", blocks=tuple(blocks))
+
+
+def _remedy(cell: Cell) -> str:
+    if cell.status == NOT_RUN_YET:
+        return "Run the study's command again."
+    if cell.status == UNREADABLE:
+        return "Remove the file and run this cell again."
+    if cell.status == "unavailable":
+        return "See the reason; the other cells do not depend on this one."
+    return "Repeat it with its command (below)."
+
+
+def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | None:
+    """Throughput chart and the figures behind it."""
+    records = [record for record in results.records if record.throughput is not None]
+    if not records:
+        return None
+    spoken = "; ".join(
+        f"{row.backend} {formats.precision(arm.precision)} "
+        f"{f'{number(arm.images_per_s)} images/s' if arm.images_per_s else arm.status}"
+        for row in rows
+        for arm in (row.fp32, row.amp)
+    )
+    blocks: list[Block] = []
+    if any(row.fp32.window_images_per_s or row.amp.window_images_per_s for row in rows):
+        chart = Chart(title="Throughput", svg=charts.throughput_chart(rows), alt=spoken)
+        caption = "Images per second. A dot is one timed window; the bar is the median of them."
+        blocks.append(Figure(caption=caption, charts=(chart,), legend=_PRECISION_LEGEND))
+    blocks.append(
+        Table(
+            caption="Throughput of each arm",
+            columns=(
+                "Arm",
+                "Timed windows",
+                "Timed steps",
+                "Median images/s",
+                "Lowest",
+                "Highest",
+                "Prepare",
+                "Warm-up",
+                "Waited for data",
+                "Threads asked",
+                "Threads in use",
+            ),
+            rows=tuple(_speed_row(record) for record in records),
+            numeric=True,
+        )
+    )
+    return Section(anchor="speed", title="Speed", blocks=tuple(blocks))
+
+
+def _speed_row(record: Record) -> tuple[str, ...]:
+    rates = window_rates(record)
+    throughput = record.throughput
+    assert throughput is not None
+    return (
+        record.arm,
+        count(len(rates)),
+        count(throughput.timed_steps),
+        number(median(rates) if rates else None),
+        number(min(rates, default=None)),
+        number(max(rates, default=None)),
+        seconds(throughput.prepare_s),
+        seconds(throughput.warmup_s),
+        percent(throughput.data_wait_fraction),
+        count(record.training.threads if record.training else None),
+        number(throughput.threads_in_use),
+    )
+
+
+def loss_section(results: Results) -> Section | None:
+    """Loss curves fp32 against AMP, the fp32 arms together, and the epochs."""
+    curves: dict[str, dict[str, Sequence[float]]] = {}
+    for record in results.records:
+        if record.steps.loss and record.precision.requested in charts.PRECISION_COLOURS:
+            curves.setdefault(record.backend, {})[record.precision.requested] = record.steps.loss
+    if not curves:
+        return None
+    drawn = [losses for arms in curves.values() for losses in arms.values()]
+    longest = max(len(losses) for losses in drawn)
+    x_domain, y_domain = (1, max(longest, 2)), charts.loss_domain(drawn)
+    blocks: list[Block] = [
+        Figure(
+            caption="Training loss of each step; all charts share their scales." + _binned(longest),
+            charts=tuple(
+                Chart(
+                    title=backend,
+                    svg=charts.loss_chart(
+                        arms, charts.PRECISION_COLOURS, x_domain=x_domain, y_domain=y_domain
+                    ),
+                    alt=_spoken(backend, arms),
+                )
+                for backend, arms in curves.items()
+            ),
+            legend=_PRECISION_LEGEND,
+        )
+    ]
+    fp32 = {backend: arms["fp32"] for backend, arms in curves.items() if "fp32" in arms}
+    if len(fp32) > 1 and len(batch_groups(results.records)) < 2:
+        palette = charts.BACKEND_COLOURS
+        colours = {name: palette[i % len(palette)] for i, name in enumerate(fp32)}
+        together = Chart(
+            title="fp32, all frameworks",
+            svg=charts.loss_chart(fp32, colours, x_domain=x_domain, y_domain=y_domain),
+            alt=_spoken("fp32", fp32),
+        )
+        caption = "The float32 arms together: the same weights, pixels and order in each framework."
+        blocks.append(Figure(caption=caption, charts=(together,), legend=tuple(colours.items())))
+    epochs = _epochs(results.records)
+    if epochs:
+        blocks.append(epochs)
+    return Section(anchor="loss", title="Loss", blocks=tuple(blocks))
+
+
+def _binned(steps: int) -> str:
+    width = charts.bin_steps(steps)
+    return f" Each point is the mean of {width} steps." if width > 1 else ""
+
+
+def _spoken(title: str, curves: dict[str, Sequence[float]]) -> str:
+    parts = [
+        f"{formats.precision(name)} from {number(losses[0])} at step 1 to {number(losses[-1])} "
+        f"at step {len(losses)}"
+        for name, losses in curves.items()
+    ]
+    return f"Training loss, {title}: {'; '.join(parts)}"
+
+
+def _epochs(records: Sequence[Record]) -> Table | None:
+    rows = tuple(
+        (
+            record.arm,
+            count(epoch.epoch),
+            count(epoch.steps),
+            number(epoch.train_loss),
+            number(epoch.val_loss),
+            percent(epoch.val_top1),
+            percent(epoch.val_top2),
+        )
+        for record in records
+        for epoch in record.epochs
+    )
+    columns = ("Arm", "Epoch", "Steps", "Train loss", "Val. loss", "Val. top-1", "Val. top-2")
+    caption = "At the end of each epoch, or of the run"
+    return Table(caption=caption, columns=columns, rows=rows, numeric=True) if rows else None
+
+
+def loss_scale_section(results: Results) -> Section | None:
+    """Loss scale and skipped steps of each arm that used a scaler."""
+    scaled = [
+        record
+        for record in results.records
+        if any(scale is not None for scale in record.steps.loss_scale)
+    ]
+    if not scaled:
+        return None
+    figure = Figure(
+        caption="Loss scale after each step. A cross is a step that was skipped on overflow.",
+        charts=tuple(
+            Chart(
+                title=record.arm,
+                svg=charts.loss_scale_chart(
+                    record.steps.loss_scale, record.steps.skipped, charts.PRECISION_COLOURS["amp"]
+                ),
+                alt=_spoken_scale(record),
+            )
+            for record in scaled
+        ),
+    )
+    rows = tuple(_scale_row(record) for record in scaled)
+    columns = ("Arm", "Policy", "First", "Lowest", "Final", "Skipped steps", "Steps")
+    table = Table(caption="Loss scale", columns=columns, rows=rows, numeric=True)
+    return Section(anchor="loss-scale", title="Loss scale", blocks=(figure, table))
+
+
+def _scale_row(record: Record) -> tuple[str, ...]:
+    scales = [scale for scale in record.steps.loss_scale if scale is not None]
+    policy = record.training.loss_scale_policy if record.training else None
+    skipped = sum(record.steps.skipped) if record.steps.skipped else None
+    return (
+        record.arm,
+        policy or formats.UNKNOWN,
+        count(scales[0]),
+        number(min(scales)) if min(scales) < 1 else count(min(scales)),
+        count(scales[-1]),
+        count(skipped),
+        count(len(record.steps.loss)),
+    )
+
+
+def _spoken_scale(record: Record) -> str:
+    _, policy, first, lowest, final, skipped, steps = _scale_row(record)
+    return (
+        f"Loss scale of {record.arm}, policy {policy}: first {first}, lowest {lowest}, "
+        f"final {final}; {skipped} of {steps} steps skipped"
+    )
+
+
+def accuracy_section(results: Results) -> Section | None:
+    """Validation accuracy of the final weights, by class."""
+    measured = [(r, r.accuracy) for r in results.records if r.accuracy is not None]
+    if not measured:
+        return None
+    names = [name for _, accuracy in measured for name in accuracy.per_class]
+    rows = [
+        ("All: top-1", *(percent(accuracy.val_top1) for _, accuracy in measured)),
+        ("All: top-2", *(percent(accuracy.val_top2) for _, accuracy in measured)),
+        ("All: loss", *(number(accuracy.val_loss) for _, accuracy in measured)),
+    ]
+    rows += [
+        (name, *(percent(accuracy.per_class.get(name)) for _, accuracy in measured))
+        for name in dict.fromkeys(names)
+    ]
+    table = Table(
+        caption="Validation of the final weights; by class, top-1",
+        columns=("", *(record.arm for record, _ in measured)),
+        rows=tuple(rows),
+        numeric=True,
+    )
+    text = "Evaluated in float32 in every arm, whatever the precision of the training."
+    images = next((r.data.val_images for r, _ in measured if r.data and r.data.val_images), None)
+    classes = next((len(r.data.classes) for r, _ in measured if r.data and r.data.classes), None)
+    if images and classes:
+        text += (
+            f" One of the {count(images)} validation images is {number(100 / images)} percentage "
+            f"points; guessing scores {percent(1 / classes)} in top-1."
+        )
+    return Section(anchor="accuracy", title="Accuracy", blocks=(Paragraph(text=text), table))

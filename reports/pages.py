@@ -1,0 +1,185 @@
+"""Write ``report.html``, ``report.md`` and ``results.csv`` into a study's folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports import formats
+from reports.blocks import Page
+from reports.cells import Results, read_results
+from reports.comparison import comparison_rows
+from reports.findings import WITHIN_ONE_PAIR, headline, run_headline, verdict, warnings
+from reports.measured import (
+    accuracy_section,
+    loss_scale_section,
+    loss_section,
+    missing_section,
+    speed_section,
+)
+from reports.provenance import (
+    commands_section,
+    data_section,
+    glossary_section,
+    machine_section,
+    same_experiment_section,
+    settings_section,
+)
+from reports.results_csv import results_csv
+from reports.speedup import Speedup
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFiles:
+    """Where a report was written."""
+
+    html: Path
+    markdown: Path
+    csv: Path
+
+
+def write_report(directory: Path) -> ReportFiles:
+    """Write the report of a study, or of a single run, into its folder.
+
+    Missing and unreadable records are shown as such. Each file is replaced as a whole.
+
+    Raises:
+        UnreadableRecord: the folder holds no readable ``study.json`` or ``record.json``.
+        OSError: the folder cannot be written.
+    """
+    results = read_results(directory)
+    page = build_page(results)
+    files = ReportFiles(
+        html=directory / "report.html",
+        markdown=directory / "report.md",
+        csv=directory / "results.csv",
+    )
+    _write(files.csv, results_csv(results, page.rows))
+    _write(files.markdown, render_markdown(page))
+    _write(files.html, render_html(page))
+    return files
+
+
+def build_page(results: Results) -> Page:
+    """Everything the report says, before it is given a form."""
+    rows = tuple(comparison_rows(results.cells))
+    sections = (
+        missing_section(results, rows),
+        speed_section(results, rows),
+        loss_section(results),
+        loss_scale_section(results),
+        accuracy_section(results),
+        same_experiment_section(results, rows),
+        data_section(results),
+        machine_section(results),
+        settings_section(results),
+        commands_section(results),
+        glossary_section(),
+    )
+    single = results.study is None
+    record = results.records[0] if results.records else None
+    source = results.study or record
+    assert source is not None
+    title = "Does mixed precision pay here?"
+    if single and record is not None:
+        name = formats.precision(record.precision.requested)
+        title = f"One run: {record.backend}, {name}"
+    return Page(
+        title=title,
+        subtitle=_subtitle(results),
+        headline=run_headline(results) if single else headline(rows),
+        verdicts=() if single else tuple(verdict(row) for row in rows),
+        caveat="" if single else WITHIN_ONE_PAIR,
+        warnings=tuple(warnings(results)),
+        rows=rows,
+        sections=tuple(section for section in sections if section is not None),
+        footer=f"Written from records of version {source.harness_version}, "
+        f"created {source.created}.",
+    )
+
+
+def render_html(page: Page) -> str:
+    """One file that needs no other: styles and charts are inside, and there is no script."""
+    from markupsafe import Markup
+
+    def finalize(value: Any) -> Any:
+        if isinstance(value, str) and not isinstance(value, Markup):
+            return formats.printable(value)
+        return value
+
+    environment = _environment(autoescape=True, finalize=finalize)
+    style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    return environment.get_template("report.html").render(page=page, style=style)
+
+
+def render_markdown(page: Page) -> str:
+    """The same text for places that show Markdown, without the charts."""
+    from markupsafe import Markup
+
+    def finalize(value: Any) -> Any:
+        return value if isinstance(value, Markup) else escape_markdown(str(value))
+
+    environment = _environment(autoescape=False, finalize=finalize)
+    environment.filters["verbatim"] = lambda text: Markup(formats.printable(text))
+    return environment.get_template("report.md").render(page=page)
+
+
+def escape_markdown(text: str) -> str:
+    """``text`` as Markdown that shows it literally, on one line, HTML included."""
+    text = formats.printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text)
+
+
+def _environment(**options: Any) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **options,
+    )
+    names = ("number", "count", "ratio", "interval", "percent", "mebibytes", "precision")
+    environment.filters |= {name: getattr(formats, name) for name in names}
+    environment.filters["bounds"] = _bounds
+    environment.filters["peak"] = lambda arm: formats.peak(arm.peak_bytes, arm.peak_source)
+    return environment
+
+
+def _bounds(gain: Speedup) -> str:
+    return "" if gain.low is None else formats.interval(gain.low, gain.high)
+
+
+def _subtitle(results: Results) -> str:
+    devices = dict.fromkeys(
+        record.device.name for record in results.records if record.device is not None
+    )
+    study, records = results.study, results.records
+    data = study.data if study else next((r.data for r in records if r.data), None)
+    models = dict.fromkeys(record.model.name for record in records if record.model is not None)
+    created = study.created if study else records[0].created
+    parts = [*models, data.name if data else None, *devices, created[:10]]
+    return " · ".join(part for part in parts if part)
+
+
+def _write(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

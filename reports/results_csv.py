@@ -1,0 +1,101 @@
+"""``results.csv``: one row an arm, units in the column names, empty for what is not known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from reports.cells import Cell, Results
+from reports.comparison import ComparisonRow
+from reports.speedup import window_rates
+
+# What spreadsheets read as the start of a formula, full-width forms included.
+_FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
+
+
+def results_csv(results: Results, rows: Sequence[ComparisonRow]) -> str:
+    """The CSV text; speedup columns are filled in the AMP arm's row."""
+    import pandas as pd
+
+    speedups = {row.amp.arm: row.speedup for row in rows}
+    table = pd.DataFrame([_row(cell, speedups.get(cell.arm)) for cell in results.cells])
+    for column in table.columns:
+        table[column] = table[column].map(_text_only)
+    return table.to_csv(index=False, na_rep="", lineterminator="\n")
+
+
+def _row(cell: Cell, gain: Any) -> dict[str, Any]:
+    record = cell.record
+    rates = [] if record is None else window_rates(record)
+
+    def get(part: str, field: str) -> Any:
+        return getattr(getattr(record, part, None), field, None)
+
+    skipped = get("steps", "skipped")
+    losses, scales = get("steps", "loss") or [], get("steps", "loss_scale") or []
+    return {
+        "arm": cell.arm,
+        "backend": cell.backend,
+        "precision": cell.precision,
+        "status": cell.status,
+        "reason": cell.reason,
+        "framework_version": None if record is None else record.framework_version,
+        "dtype_requested": get("precision", "dtype"),
+        "dtype_effective": get("precision", "effective"),
+        "tf32": get("precision", "tf32"),
+        "device_type": get("device", "type"),
+        "device_name": get("device", "name"),
+        "model": get("model", "name"),
+        "parameters": get("model", "parameters"),
+        "batch_size": get("training", "batch_size"),
+        "image_size_px": get("training", "image_size"),
+        "optimizer": get("training", "optimizer"),
+        "lr": get("training", "lr"),
+        "seed": get("training", "seed"),
+        "layout": get("training", "layout"),
+        "compile": get("training", "compile"),
+        "input": get("training", "input"),
+        "steps": get("training", "steps"),
+        "images_per_s": get("throughput", "images_per_s"),
+        "window_median_images_per_s": median(rates) if rates else None,
+        "timed_windows": len(rates) if record is not None else None,
+        "timed_steps": get("throughput", "timed_steps"),
+        "speedup": None if gain is None else gain.ratio,
+        "speedup_low": None if gain is None else gain.low,
+        "speedup_high": None if gain is None else gain.high,
+        "prepare_s": get("throughput", "prepare_s"),
+        "warmup_s": get("throughput", "warmup_s"),
+        "data_wait_fraction": get("throughput", "data_wait_fraction"),
+        "threads_requested": get("training", "threads"),
+        "threads_in_use": get("throughput", "threads_in_use"),
+        "first_loss": losses[0] if losses else None,
+        "final_loss": losses[-1] if losses else None,
+        "val_top1_fraction": get("accuracy", "val_top1"),
+        "val_top2_fraction": get("accuracy", "val_top2"),
+        "val_loss": get("accuracy", "val_loss"),
+        "val_top1_fraction_by_class_json": _json(get("accuracy", "per_class")),
+        "host_peak_bytes": get("memory", "host_peak_bytes"),
+        "device_allocated_peak_bytes": get("memory", "device_allocated_peak_bytes"),
+        "device_reserved_peak_bytes": get("memory", "device_reserved_peak_bytes"),
+        "device_used_delta_bytes": get("memory", "device_used_delta_bytes"),
+        "loss_scale_final": scales[-1] if scales else None,
+        "skipped_steps": sum(skipped) if skipped else None,
+        "energy_joules": get("energy", "joules"),
+        "energy_source": get("energy", "source"),
+        "manifest_sha256": get("data", "manifest_sha256"),
+        "batch_sha256": get("data", "batch_sha256"),
+        "created": None if record is None else record.created,
+        "command": None if record is None else record.command,
+    }
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _text_only(value: Any) -> Any:
+    if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA_STARTS):
+        return f"'{value}"
+    return value

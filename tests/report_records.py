@@ -1,0 +1,212 @@
+"""Records whose every figure can be worked out on paper, for the tests of the report.
+
+An arm of `rates` images/s has one window of 2 steps for each of them, so that a window's time is
+2 × 16 / rate seconds, after a warm-up window of 2 steps.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.records import (
+    AccuracyPart,
+    DataPart,
+    DevicePart,
+    EnvironmentPart,
+    MemoryPart,
+    ModelPart,
+    PrecisionPart,
+    Record,
+    StepsPart,
+    Study,
+    ThroughputPart,
+    TrainingPart,
+    Window,
+    write_json,
+)
+
+BATCH_SIZE = 16
+WINDOW_STEPS = 2
+WARMUP_STEPS = 2
+
+
+def data_part(**changes: Any) -> DataPart:
+    """80 training and 20 validation photos of two classes."""
+    values: dict[str, Any] = {
+        "name": "sample",
+        "manifest_sha256": "aa" * 32,
+        "classes": ["apple_pie", "ramen"],
+        "train_images": 80,
+        "val_images": 20,
+        "batch_sha256": "bb" * 32,
+    }
+    return DataPart(**values | changes)
+
+
+def environment_part(**changes: Any) -> EnvironmentPart:
+    """A machine of two CPUs and 4 GiB."""
+    values: dict[str, Any] = {
+        "python": "3.11.9",
+        "platform": "Linux-6.1-x86_64",
+        "cpu": "Example CPU",
+        "cpus_usable": 2,
+        "memory_bytes": 4 * 2**30,
+        "packages": {"numpy": "2.4.6"},
+        "variables": {"OMP_NUM_THREADS": "2"},
+    }
+    return EnvironmentPart(**values | changes)
+
+
+def training_part(steps: int, precision: str = "fp32", **changes: Any) -> TrainingPart:
+    """The settings of an arm; AMP has a loss scaler."""
+    values: dict[str, Any] = {
+        "batch_size": BATCH_SIZE,
+        "image_size": 32,
+        "epochs": None,
+        "steps": steps,
+        "optimizer": "adam",
+        "optimizer_implementation": "foreach",
+        "lr": 1e-3,
+        "lr_schedule": "constant",
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "clip_norm": None,
+        "augment": "none",
+        "seed": 0,
+        "input": "cached",
+        "layout": "nchw",
+        "compile": "off",
+        "deterministic": False,
+        "threads": 2,
+        "loss_scale_policy": "dynamic:65536" if precision == "amp" else None,
+    }
+    return TrainingPart(**values | changes)
+
+
+def ok_record(
+    backend: str = "torch",
+    precision: str = "fp32",
+    *,
+    rates: Sequence[float] = (40.0, 42.0, 44.0),
+    losses: Sequence[float] | None = None,
+    skipped_at: Sequence[int] = (),
+    data: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Record:
+    """A finished arm whose timed windows ran at `rates` images/s.
+
+    `losses` default to 2, 1.9, 1.8, …; `skipped_at` names steps, counted from 1.
+    """
+    steps = WARMUP_STEPS + WINDOW_STEPS * len(rates)
+    losses = [2 - 0.1 * i for i in range(steps)] if losses is None else list(losses)
+    amp = precision == "amp"
+    values: dict[str, Any] = {
+        "arm": f"{backend}-{precision}",
+        "status": "ok",
+        "command": f"python -m harness --backend {backend}{' --amp' if amp else ''}",
+        "created": "2026-01-02T03:04:05Z",
+        "harness_version": "0.1.0",
+        "backend": backend,
+        "framework_version": "1.2.3",
+        "precision": PrecisionPart(
+            requested=precision,  # type: ignore[arg-type]
+            dtype="float16" if amp else "float32",
+            effective="float16" if amp else "float32",
+            tf32=False,
+        ),
+        "device": DevicePart(type="cpu", name="Example CPU"),
+        "model": ModelPart(
+            name="resnet18", parameters=11_179_077, forward_flops_per_image=36_000_000
+        ),
+        "data": data_part(**data or {}),
+        "training": training_part(steps, precision, **training or {}),
+        "windows": _windows(rates),
+        "steps": StepsPart(
+            loss=losses,
+            loss_scale=[65536.0 if amp else None] * len(losses),
+            skipped=[i + 1 in skipped_at for i in range(len(losses))],
+        ),
+        "throughput": ThroughputPart(
+            images_per_s=sum(rates) / len(rates),
+            warmup_steps=WARMUP_STEPS,
+            timed_steps=WINDOW_STEPS * len(rates),
+            data_wait_fraction=0.25,
+            threads_in_use=1.5,
+            prepare_s=3.0,
+            warmup_s=4.0,
+        ),
+        "accuracy": AccuracyPart(
+            val_top1=0.55,
+            val_top2=0.8,
+            val_loss=1.25,
+            per_class=dict.fromkeys(data_part(**data or {}).classes, 0.55),
+        ),
+        "memory": MemoryPart(
+            host_peak_bytes=300 * 2**20,
+            device_allocated_peak_bytes=None,
+            device_reserved_peak_bytes=None,
+            device_used_delta_bytes=None,
+        ),
+        "environment": environment_part(),
+    }
+    return Record(**values | changes)
+
+
+def unavailable_record(backend: str = "paddle", reason: str = "no float16 kernels") -> Record:
+    """An AMP cell that this machine cannot run."""
+    return Record(
+        arm=f"{backend}-amp",
+        status="unavailable",
+        reason=reason,
+        command=f"python -m harness --backend {backend} --amp",
+        created="2026-01-02T03:04:05Z",
+        harness_version="0.1.0",
+        backend=backend,
+        precision=PrecisionPart(requested="amp", dtype="float16"),
+    )
+
+
+def study_of(*arms: str, finished: bool = True, **changes: Any) -> Study:
+    """A plan of arms such as ``torch-fp32``."""
+    planned = [dict(zip(("backend", "precision"), arm.rsplit("-", 1), strict=True)) for arm in arms]
+    values: dict[str, Any] = {
+        "created": "2026-01-02T03:04:05Z",
+        "harness_version": "0.1.0",
+        "command": "python -m harness compare",
+        "preset": "quick",
+        "arms": planned,
+        "data": data_part(),
+        "environment": environment_part(),
+        "finished": finished,
+    }
+    return Study(**values | changes)
+
+
+def write_study(folder: Path, study: Study, *records: Record) -> Path:
+    """Write a study folder as a comparison leaves it; return the folder."""
+    write_json(folder / "study.json", study)
+    for record in records:
+        write_json(folder / "records" / f"{record.arm}.json", record)
+    return folder
+
+
+def _windows(rates: Sequence[float]) -> list[Window]:
+    windows = [_window(0, 8.0, warmup=True)]
+    return windows + [_window(i + 1, rate, warmup=False) for i, rate in enumerate(rates)]
+
+
+def _window(index: int, rate: float, warmup: bool) -> Window:
+    steps = WARMUP_STEPS if warmup else WINDOW_STEPS
+    time_s = steps * BATCH_SIZE / rate
+    return Window(
+        index=index,
+        arm_position=0,
+        started_s=float(index),
+        steps=steps,
+        images=steps * BATCH_SIZE,
+        time_s=time_s,
+        cpu_s=1.5 * time_s,
+        data_wait_s=0.25 * time_s,
+        warmup=warmup,
+    )
