@@ -1,0 +1,162 @@
+"""Read every file of a listing once: is it whole, what is in it, what does it look like."""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.decode import (
+    Photo,
+    UnreadableImageError,
+    decode,
+    pillow_warnings_ignored,
+    read_file,
+    resize,
+)
+from datasets.duplicates import THUMBNAIL_SIZE, perceptual_hash
+from datasets.errors import Progress
+from datasets.parallel import ordered_map
+from datasets.sources import Listing, Quarantined
+
+_FILES_PER_TASK = 32
+_LARGE_PIXELS = 89_478_485
+"""Where Pillow warns of a decompression bomb; it refuses at twice as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What one readable file is."""
+
+    digest: bytes
+    pixel_digest: bytes
+    perceptual: npt.NDArray[np.uint64]
+    channel_sums: npt.NDArray[np.float64]
+    channel_square_sums: npt.NDArray[np.float64]
+    format: str
+    mode: str
+    size: tuple[int, int]
+    notes: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class Examination:
+    """The readable files of a listing, in its order, as columns (about 60 bytes a file)."""
+
+    rows: npt.NDArray[np.int64]
+    """Index into the listing of each readable file, ascending, shape (N,)."""
+    digests: npt.NDArray[np.uint8]
+    """SHA-256 of each file's bytes, shape (N, 32)."""
+    pixel_digests: npt.NDArray[np.uint8]
+    """BLAKE2b-128 of each photo's size and upright RGB pixels, shape (N, 16)."""
+    perceptual: npt.NDArray[np.uint64]
+    """Perceptual hash of each photo, shape (N, 4)."""
+    quarantined: list[Quarantined]
+    formats: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Width and height in pixels, upright."""
+    notes: Counter[str] = field(default_factory=Counter)
+    channel_mean: npt.NDArray[np.float64]
+    """Mean of R, G, B in 0..1 with each photo weighted equally, shape (3,)."""
+    channel_std: npt.NDArray[np.float64]
+    """Standard deviation over the same pixels, shape (3,)."""
+
+
+def examine(listing: Listing, *, progress: Progress) -> Examination:
+    """Decode every file with all cores; unreadable ones are quarantined with their reason."""
+    count = len(listing.paths)
+    rows, quarantined = bytearray(), list(listing.quarantined)
+    digests, pixel_digests, perceptual = bytearray(), bytearray(), bytearray()
+    formats: Counter[str] = Counter()
+    modes: Counter[str] = Counter()
+    sizes: Counter[tuple[int, int]] = Counter()
+    notes: Counter[str] = Counter()
+    sums, square_sums = np.zeros(3), np.zeros(3)
+
+    def examine_chunk(start: int) -> list[_Facts | str]:
+        stop = min(start + _FILES_PER_TASK, count)
+        return [_examine_file(listing, listing.paths[row]) for row in range(start, stop)]
+
+    progress("reading photos", 0, count)
+    row = 0
+    with pillow_warnings_ignored():
+        for chunk in ordered_map(examine_chunk, range(0, count, _FILES_PER_TASK)):
+            for facts in chunk:
+                if isinstance(facts, str):
+                    quarantined.append(Quarantined(listing.paths[row], facts))
+                else:
+                    rows += row.to_bytes(8, "little")
+                    digests += facts.digest
+                    pixel_digests += facts.pixel_digest
+                    perceptual += facts.perceptual.tobytes()
+                    formats[facts.format] += 1
+                    modes[facts.mode] += 1
+                    sizes[facts.size] += 1
+                    notes.update(facts.notes)
+                    sums += facts.channel_sums
+                    square_sums += facts.channel_square_sums
+                row += 1
+            progress("reading photos", row, count)
+    readable = len(rows) // 8
+    values = max(readable, 1) * THUMBNAIL_SIZE**2 * 255.0
+    mean = sums / values
+    return Examination(
+        rows=np.frombuffer(rows, "<i8").astype(np.int64),
+        digests=np.frombuffer(digests, np.uint8).reshape(-1, 32),
+        pixel_digests=np.frombuffer(pixel_digests, np.uint8).reshape(-1, 16),
+        perceptual=np.frombuffer(perceptual, np.uint64).reshape(readable, -1),
+        quarantined=sorted(quarantined, key=lambda bad: bad.path),
+        formats=formats,
+        modes=modes,
+        sizes=sizes,
+        notes=notes,
+        channel_mean=mean,
+        channel_std=np.sqrt(np.maximum(square_sums / values / 255.0 - mean**2, 0.0)),
+    )
+
+
+def _examine_file(listing: Listing, path: str) -> _Facts | str:
+    """Facts about one file, or the reason why it takes no part."""
+    try:
+        data = read_file(listing.root / path)
+        digest = hashlib.sha256(data)
+        expected = listing.digests.get(path)
+        if expected is not None and digest.hexdigest() != expected:
+            return "its bytes have changed since the manifest was written (SHA-256 differs)"
+        photo = decode(data)
+    except UnreadableImageError as error:
+        return str(error)
+    pixels = hashlib.blake2b(repr(photo.rgb.size).encode(), digest_size=16)
+    pixels.update(photo.rgb.tobytes())
+    thumbnail = resize(photo.rgb, THUMBNAIL_SIZE, "squash")
+    values = thumbnail.reshape(-1, 3).astype(np.float64)
+    return _Facts(
+        digest=digest.digest(),
+        pixel_digest=pixels.digest(),
+        perceptual=perceptual_hash(thumbnail),
+        channel_sums=values.sum(axis=0),
+        channel_square_sums=np.square(values).sum(axis=0),
+        format=photo.format,
+        mode=photo.mode,
+        size=photo.rgb.size,
+        notes=(*photo.notes, *_name_notes(path, photo)),
+    )
+
+
+_SUFFIXES = {
+    "jpg": "JPEG", "jpeg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "png": "PNG", "gif": "GIF",
+    "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF", "avif": "AVIF",
+}  # fmt: skip
+
+
+def _name_notes(path: str, photo: Photo) -> list[str]:
+    notes = []
+    suffix = path.rpartition(".")[2].casefold()
+    content = "JPEG" if photo.format == "MPO" else photo.format
+    if _SUFFIXES.get(suffix, content) != content:
+        notes.append(f"{content} named .{suffix}")
+    if photo.rgb.width * photo.rgb.height > _LARGE_PIXELS:
+        notes.append(f"over {_LARGE_PIXELS:,} pixels")
+    return notes
