@@ -69,9 +69,9 @@ def _unicode_extra_field(extra: bytes, raw: bytes) -> str | None:
     while len(extra) >= 4:
         kind, size = struct.unpack_from("<HH", extra)
         field, extra = extra[4 : 4 + size], extra[4 + size :]
-        if kind == 0x7075 and len(field) > 5 and field[0] == 1:
-            if struct.unpack_from("<L", field, 1)[0] == zlib.crc32(raw):
-                return field[5:].decode("utf-8", "replace")
+        head = b"\1" + struct.pack("<L", zlib.crc32(raw))
+        if kind == 0x7075 and field.startswith(head):
+            return field.removeprefix(head).decode("utf-8", "replace")
     return None
 
 

@@ -47,6 +47,7 @@ _COMPRESSIONS = {
     b"\x28\xb5\x2f\xfd": _open_zstandard,
 }
 
+
 def is_archive(path: Path) -> bool:
     """Whether the content is a zip, a tar or a compressed file, whatever its name."""
     try:
@@ -71,6 +72,8 @@ def extract_archive(path: Path, *, cache_dir: Path, progress: Progress) -> Path:
         DataError: damaged, encrypted, a bomb, members that are links or devices, twice the
             same name, or lead out of the archive; or the disk is full.
     """
+    from filelock import FileLock  # only where data is prepared: a worker may run without it
+
     status = os.stat(path)
     identity = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}\0{_LAYOUT_VERSION}"
     key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -146,7 +149,7 @@ def _unpack_zip(path: Path, writer: _Writer, progress: Progress) -> None:
         for member, name in zip(members, names, strict=True):
             kind = stat.S_IFMT(member.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise DataError(f"{path}: member {name!r} is a link or device; pack plain files")
+                raise _not_plain(path, name)
             if member.flag_bits & 0x1:
                 raise DataError(f"{path}: encrypted; unpack it yourself and give the folder")
             safe_parts(name, path)
@@ -173,14 +176,13 @@ def _unpack_tar(path: Path, writer: _Writer, progress: Progress) -> None:
                 metered.header_allowance = _MAX_HEADER_BYTES
                 member = archive.next()
                 metered.header_allowance = None
-                archive.members.clear()  # tarfile keeps every member; a stream needs none
+                # tarfile keeps every member it has seen; a stream needs none of them.
+                archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
                 if member is None:
                     break
                 name = redecode(member.name)
                 if not (member.isdir() or member.isreg()) or member.issparse():
-                    raise DataError(
-                        f"{path}: member {name!r} is a link, device or sparse file; pack plain files"
-                    )
+                    raise _not_plain(path, name)
                 parts = safe_parts(name, path)
                 if member.isdir():
                     continue
@@ -223,6 +225,10 @@ class _Metered(io.RawIOBase):
             if self.header_allowance < 0:
                 raise DataError(f"{self._writer.archive}: member header too long; not a usable tar")
         return data
+
+
+def _not_plain(path: Path, name: str) -> DataError:
+    return DataError(f"{path}: member {name!r} is a link, device or sparse; pack plain files")
 
 
 def _check_size(path: Path, name: str, size: int) -> int:

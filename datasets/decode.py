@@ -114,7 +114,10 @@ def decode(data: bytes) -> Photo:
     except Exception as error:
         # Pillow's plugins raise what their parsing runs into (OSError, SyntaxError, struct.error,
         # KeyError, …): a damaged file must never end the run.
-        raise UnreadableImageError(_one_line(error) or type(error).__name__) from error
+        reason = _one_line(error) or type(error).__name__
+        if "truncated" in reason.casefold():
+            reason = f"truncated after {len(data):,} bytes"
+        raise UnreadableImageError(reason) from error
 
 
 def _decode_open(image: Image.Image) -> Photo:
@@ -195,7 +198,7 @@ def _describe_content(data: bytes) -> str:
     if start.startswith((b"pk\x03\x04", b"\x1f\x8b", b"7z\xbc\xaf", b"rar!", b"(\xb5/\xfd")):
         return "not an image: an archive; unpack it first"
     if data.startswith(b"\xff\xd8\xff"):
-        return f"JPEG truncated after {len(data):,} bytes"
+        return f"truncated after {len(data):,} bytes"
     if not data.strip(b"\0"):
         return f"not an image: {len(data):,} zero bytes"
     if start.startswith((b"%!ps", b"%pdf")):

@@ -96,14 +96,14 @@ def scan(
         splits = listing.splits[examination.rows]
         leaks = len(leaked(splits, groups))
         if leaks:
-            warnings.append(
-                f"{leaks} validation photos have a duplicate among the training photos"
-            )
+            warnings.append(f"{leaks} validation photos have a duplicate among the training photos")
     for label in np.flatnonzero(np.bincount(labels, minlength=len(listing.classes)) == 1):
         warnings.append(f"class {listing.classes[label]!r} has one photo, which trains")
     if not len(splits) or splits.min() == splits.max():
         raise DataError(f"{source}: the split leaves training or validation without photos")
-    root, paths = common_root(listing.root, [listing.paths[row] for row in examination.rows])
+    root, paths = common_root(
+        listing.root, [listing.paths[row] for row in examination.rows.tolist()]
+    )
     manifest = Manifest(
         name=listing.name,
         root=root,
@@ -154,7 +154,7 @@ def _check_every_class_is_usable(
     listing: Listing, labels: npt.NDArray[np.int64], examination: Examination
 ) -> None:
     for label in np.flatnonzero(np.bincount(labels, minlength=len(listing.classes)) == 0):
-        row = np.flatnonzero(listing.labels == label)[0]
+        row = int(np.flatnonzero(listing.labels == label)[0])
         reasons = {bad.path: bad.reason for bad in examination.quarantined}
         path = listing.paths[row]
         raise DataError(

@@ -83,9 +83,7 @@ class Manifest:
         ``load_manifest`` reads it back.
         """
         temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with open(
-            temporary, "w", encoding="utf-8", errors="surrogateescape", newline=""
-        ) as file:
+        with open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(CSV_COLUMNS)
             writer.writerows(self.entries)

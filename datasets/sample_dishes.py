@@ -136,10 +136,9 @@ def _fried_egg(draw: ImageDraw.ImageDraw, radius: float, rng: random.Random) -> 
     if rng.random() < 0.4:
         _draw_bacon(draw, radius, rng)
     yolk = vary(rng.choice(((246, 184, 44), (238, 146, 34), (250, 206, 80))), rng)
-    places = [
-        turned(_C, _C, [(0.0 if count == 1 else radius * 0.42, 0.0)], start + math.tau * n / count)[0]
-        for n in range(count)
-    ]
+    reach = 0.0 if count == 1 else radius * 0.42
+    turns = [start + math.tau * number / count for number in range(count)]
+    places = [turned(_C, _C, [(reach, 0.0)], turn)[0] for turn in turns]
     whites = [blob(x, y, size, 0.16, rng) for x, y in places]
     for (x, y), white in zip(places, whites, strict=True):
         brown = [(x + (px - x) * 1.05, y + (py - y) * 1.05) for px, py in white]
@@ -176,23 +175,18 @@ def _burger(draw: ImageDraw.ImageDraw, radius: float, rng: random.Random) -> Non
         draw.regular_polygon((_C, _C, radius * 1.0), 4, rng.uniform(0, 90), fill=(244, 188, 62))
         disc(draw, _C, _C, radius * 0.86, vary((98, 58, 38), rng))
         disc(draw, _C, _C, radius * 0.8, bun)
-        disc(draw, _C - radius * 0.12, _C - radius * 0.12, radius * 0.55, mix(bun, (255, 226, 170), 0.3))
+        off_centre = _C - radius * 0.12
+        disc(draw, off_centre, off_centre, radius * 0.55, mix(bun, (255, 226, 170), 0.3))
         seeds = scattered(rng.randint(16, 34), radius * 0.7, rng)
     else:
         _draw_layers(draw, radius, bun, rng)
-        seeds = [
-            (x, y)
-            for x, y in scattered(60, radius * 0.8, rng)
-            if y < _C - radius * 0.42
-        ]
+        seeds = [(x, y) for x, y in scattered(60, radius * 0.8, rng) if y < _C - radius * 0.42]
     for x, y in seeds:
         seed = turned(x, y, [(-5, 0), (0, -2.4), (5, 0), (0, 2.4)], rng.uniform(0, math.tau))
         draw.polygon(seed, fill=vary((250, 232, 186), rng, 6))
 
 
-def _draw_layers(
-    draw: ImageDraw.ImageDraw, radius: float, bun: Colour, rng: random.Random
-) -> None:
+def _draw_layers(draw: ImageDraw.ImageDraw, radius: float, bun: Colour, rng: random.Random) -> None:
     """Bun, meat, cheese, tomato, lettuce and the domed top, from the bottom up."""
     left, right = _C - radius * 0.9, _C + radius * 0.9
 
@@ -230,7 +224,8 @@ def _draw_layers(
     draw.chord(dome, 180, 360, fill=mix(bun, (100, 50, 10), 0.3))
     dome = (left + 4, _C + (top - 0.59) * radius, right - 4, _C + (top + 0.47) * radius)
     draw.chord(dome, 180, 360, fill=bun)
-    shine = (left + radius * 0.35, dome[1] + radius * 0.1, _C + radius * 0.1, dome[1] + radius * 0.3)
+    shine_top = dome[1] + radius * 0.1
+    shine = (left + radius * 0.35, shine_top, _C + radius * 0.1, shine_top + radius * 0.2)
     draw.ellipse(shine, fill=mix(bun, (255, 236, 190), 0.35))
 
 

@@ -22,15 +22,11 @@ def vary(colour: Colour, rng: random.Random, reach: int = 14) -> Colour:
 
 def mix(first: Colour, second: Colour, share: float) -> Colour:
     """Return the colour ``share`` of the way from the first to the second."""
-    red, green, blue = (
-        round(a + (b - a) * share) for a, b in zip(first, second, strict=True)
-    )
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(first, second, strict=True))
     return red, green, blue
 
 
-def disc(
-    draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, colour: Colour
-) -> None:
+def disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, colour: Colour) -> None:
     """Draw a filled circle."""
     draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour)
 
@@ -103,7 +99,7 @@ def _draw_table(rng: random.Random) -> Image.Image:
         "plain": [(232, 196, 120), (150, 186, 184), (208, 152, 142), (120, 96, 120)],
     }
     base = vary(rng.choice(bases[kind]), rng, 18)
-    table = Image.new("RGB", (CANVAS * 3 // 2,) * 2, base)
+    table = Image.new("RGB", (CANVAS * 3 // 2, CANVAS * 3 // 2), base)
     draw, side = ImageDraw.Draw(table), table.width
     dark, bright = mix(base, (0, 0, 0), 0.22), mix(base, (255, 255, 255), 0.25)
     if kind == "wood":

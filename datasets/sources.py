@@ -204,7 +204,7 @@ def _list_food101(root: Path, *, name: str) -> Listing:
     for part, split in (("train", TRAIN), ("test", VAL)):
         for line in _read_lines(root / "meta" / f"{part}.txt"):
             if split_of.setdefault(line, split) != split:
-                raise DataError(f"{root}/meta: {line} is in both train.txt and test.txt; remove one")
+                raise DataError(f"{root}/meta: {line} is in train.txt and in test.txt; remove one")
     classes_file = root / "meta" / "classes.txt"
     listed = _read_lines(classes_file) if classes_file.is_file() else []
     class_names = listed or [entry.name for entry in _scan_folder(root / "images")]
@@ -225,7 +225,8 @@ def _list_food101(root: Path, *, name: str) -> Listing:
             collector.files.append((path, class_name, split))
     known = {quarantined.path.rpartition(".")[0] for quarantined in collector.quarantined}
     for path in sorted(split_of.keys() - known):
-        reason = f"listed in meta/{('train', 'test')[split_of[path]]}.txt, but there is no such file"
+        part = "train" if split_of[path] == TRAIN else "test"
+        reason = f"listed in meta/{part}.txt, but there is no such file"
         collector.quarantined.append(Quarantined(path, reason))
     return collector.listing(name=name, class_names=class_names)
 

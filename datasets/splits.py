@@ -60,9 +60,7 @@ def _groups_by_class(
     return sorted(by_class.items())
 
 
-def leaked(
-    split: npt.NDArray[np.int8], groups: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def leaked(split: npt.NDArray[np.int8], groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the indices of validation photos that have a duplicate among the training photos."""
     trained = np.unique(groups[split == TRAIN])
     return np.flatnonzero((split == VAL) & np.isin(groups, trained))
