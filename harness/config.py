@@ -20,11 +20,11 @@ class LossScalePolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    initial: float = Field(65536.0, ge=1.0, le=2.0**24)
+    initial: float = Field(default=65536.0, ge=1.0, le=2.0**24)
     dynamic: bool = True
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
-    growth_interval: int = Field(2000, ge=1)
+    growth_interval: int = Field(default=2000, ge=1)
     """Clean steps in a row after which the scale grows."""
 
     @classmethod
@@ -36,8 +36,8 @@ class LossScalePolicy(BaseModel):
                 f"loss scale {text!r} is not understood; give dynamic, dynamic:1024 or a number"
             )
         dynamic, start, fixed = match.groups()
-        value = start or fixed
-        return cls(dynamic=bool(dynamic), **({"initial": float(value)} if value else {}))
+        initial = float(start or fixed or cls.model_fields["initial"].default)
+        return cls(dynamic=bool(dynamic), initial=initial)
 
     def __str__(self) -> str:
         """The text that :meth:`parse` reads back."""
@@ -55,35 +55,35 @@ class RunConfig(BaseModel):
     data: str = "sample"
     """``sample``, or a folder, archive, Food-101 tree or manifest CSV."""
     model: str = "resnet18"
-    image_size: int = Field(64, ge=8, le=1024)
-    batch_size: int = Field(16, ge=2, le=65536)
-    epochs: int | None = Field(None, ge=1)
-    steps: int | None = Field(None, ge=1)
+    image_size: int = Field(default=64, ge=8, le=1024)
+    batch_size: int = Field(default=16, ge=2, le=65536)
+    epochs: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
     """Optimizer steps in all, warm-up included; exactly one of ``epochs`` and ``steps`` is set."""
-    warmup_steps: int = Field(2, ge=1)
+    warmup_steps: int = Field(default=2, ge=1)
     """First steps of the training, excluded from the timing (compilation, autotuning, caches)."""
-    window_steps: int | None = Field(None, ge=1)
+    window_steps: int | None = Field(default=None, ge=1)
     """Steps in a timed window at most; None: as many as fill about two seconds."""
     optimizer: Literal["adam", "sgd"] = "adam"
-    lr: float = Field(1e-3, gt=0, le=10)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0, le=1)
+    lr: float = Field(default=1e-3, gt=0, le=10)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
     """L2 penalty added to the gradients (coupled, not AdamW)."""
     lr_schedule: Literal["constant", "cosine", "step"] = "constant"
-    clip_norm: float | None = Field(None, gt=0)
+    clip_norm: float | None = Field(default=None, gt=0)
     """Bound of the global norm of the unscaled gradients."""
     augment: Literal["none", "flip", "crop"] = "none"
     input: Literal["cached", "live", "synthetic"] = "cached"
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(default=0, ge=0, lt=2**31)
     device: str = "auto"
     loss_scale: LossScalePolicy = LossScalePolicy()
     layout: Literal["default", "nchw", "nhwc"] = "default"
     compile: Literal["default", "off", "on"] = "default"
-    threads: int | None = Field(None, ge=1, le=1024)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of the framework; None: one for each CPU this process may use."""
     tf32: bool = False
     deterministic: bool = False
-    timeout_s: float = Field(1800.0, gt=0)
+    timeout_s: float = Field(default=1800.0, gt=0)
     """Longest silence of a worker (no step, no answer) before it is called hung and killed."""
 
     @field_validator("device")

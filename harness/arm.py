@@ -1,0 +1,228 @@
+"""One arm of a comparison in its own process: the neutral training loop.
+
+The loop owns the clock, the order of the data and the bookkeeping; the backend only computes.
+It knows NumPy and the backend protocol, nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from datasets import HostBatch, PixelSource, TrainBatches, val_batches
+from harness.config import RunConfig
+from harness.networks import build_network, forward_flops_per_image, parameter_count
+from harness.protocol import Backend, DeviceMemory, Evidence, InForce
+from harness.records import AccuracyPart, ModelPart, Window
+from harness.schedule import learning_rate
+from harness.weights import initial_weights
+
+HASHED_BATCHES = 4
+"""First batches whose content is hashed, to prove that every arm was given the same."""
+
+
+class Prepared(BaseModel):
+    """What is known once an arm is ready for its first step."""
+
+    in_force: InForce
+    model: ModelPart
+    steps_per_epoch: int
+    total_steps: int
+    prepare_s: float
+
+
+class WindowResult(BaseModel):
+    """One window and what its steps returned."""
+
+    window: Window
+    loss: list[float]
+    loss_scale: list[float | None]
+    skipped: list[bool]
+
+
+class Arm:
+    """A backend, a data source and the loop between them."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        backend: Backend,
+        source: PixelSource,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._run = run
+        self._backend = backend
+        self._source = source
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._started = clock()
+        self._steps_done = 0
+        self._windows_done = 0
+        self._digest = hashlib.sha256()
+        self._hashed_batches = 0
+        self._data_wait_s = 0.0
+
+    def prepare(self) -> Prepared:
+        """Open the device, build the network and put the first batch on its way.
+
+        Raises:
+            Unsupported: the machine cannot do what the run asks for.
+            datasets.DataError: fewer training images than one batch.
+            ValueError: the images are too small for the network.
+        """
+        run = self._run
+        network = build_network(
+            run.model, classes=len(self._source.classes), image_size=run.image_size
+        )
+        in_force = self._backend.open(run)
+        self._backend.build(network, initial_weights(network, seed=run.seed))
+        self._batches = TrainBatches(
+            self._source, batch_size=run.batch_size, seed=run.seed, augment=run.augment
+        )
+        steps_per_epoch = self._batches.steps_per_epoch
+        self._total_steps = run.steps or (run.epochs or 0) * steps_per_epoch
+        self._feed = self._device_batches()
+        self._next_batch = next(self._feed)
+        return Prepared(
+            in_force=in_force,
+            model=ModelPart(
+                name=run.model,
+                parameters=parameter_count(network),
+                forward_flops_per_image=forward_flops_per_image(network),
+            ),
+            steps_per_epoch=steps_per_epoch,
+            total_steps=self._total_steps,
+            prepare_s=self._clock() - self._started,
+        )
+
+    def window(self, *, steps: int, warmup: bool, arm_position: int) -> WindowResult:
+        """Train ``steps`` steps between two synchronised clock readings."""
+        backend = self._backend
+        rates = [
+            learning_rate(self._run, step=step, total_steps=self._total_steps)
+            for step in range(self._steps_done, self._steps_done + steps)
+        ]
+        backend.synchronize()
+        self._data_wait_s = 0.0
+        cpu_start = self._cpu_clock()
+        start = self._clock()
+        for rate in rates:
+            backend.set_learning_rate(rate)
+            backend.train_step(self._next_batch)
+            # The step is under way: fetch and send the next batch meanwhile.
+            self._next_batch = next(self._feed)
+        backend.synchronize()
+        time_s = self._clock() - start
+        cpu_s = self._cpu_clock() - cpu_start
+        results = backend.take_steps()
+        applied = sum(not result.skipped for result in results)
+        window = Window(
+            index=self._windows_done,
+            arm_position=arm_position,
+            started_s=start - self._started,
+            steps=steps,
+            images=applied * self._run.batch_size,
+            time_s=time_s,
+            cpu_s=cpu_s,
+            data_wait_s=self._data_wait_s,
+            warmup=warmup,
+        )
+        self._windows_done += 1
+        self._steps_done += steps
+        return WindowResult(
+            window=window,
+            loss=[result.loss for result in results],
+            loss_scale=[result.loss_scale for result in results],
+            skipped=[result.skipped for result in results],
+        )
+
+    def evaluate(self) -> AccuracyPart | None:
+        """Validate the current weights in float32; None without validation images."""
+        if len(self._source.val) == 0:
+            return None
+        logits, labels = [], []
+        for batch in val_batches(self._source, self._run.batch_size):
+            logits.append(self._evaluate_padded(batch))
+            labels.append(batch.labels)
+        return accuracy(np.concatenate(logits), np.concatenate(labels), self._source.classes)
+
+    def evidence(self) -> Evidence:
+        """What a training step runs in, as the backend shows it."""
+        return self._backend.evidence(self._next_batch)
+
+    def memory(self) -> DeviceMemory:
+        """Peaks of the device allocator."""
+        return self._backend.memory()
+
+    @property
+    def batch_sha256(self) -> str:
+        """SHA-256 over pixels, labels and ids of the first batches, in the order they were given."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Stop the loader and release the device."""
+        self._batches.close()
+        self._backend.close()
+
+    def _device_batches(self) -> Iterator[Any]:
+        """The stream of batches on the device; synthetic input is one batch that stays there."""
+        resident = None
+        while True:
+            if resident is None:
+                start = self._clock()
+                batch = next(self._batches)
+                self._data_wait_s += self._clock() - start
+                self._hash(batch)
+                handle = self._backend.put(batch.images, batch.labels)
+                if self._run.input == "synthetic":
+                    resident = handle
+            yield resident if resident is not None else handle
+
+    def _hash(self, batch: HostBatch) -> None:
+        if self._hashed_batches < HASHED_BATCHES:
+            self._hashed_batches += 1
+            for array in (batch.images, batch.labels, batch.ids):
+                self._digest.update(array)
+
+    def _evaluate_padded(self, batch: HostBatch) -> np.ndarray:
+        # One batch shape only: a short last batch would make a compiled evaluation compile again.
+        missing = self._run.batch_size - len(batch.labels)
+        images = np.concatenate([batch.images, np.repeat(batch.images[:1], missing, axis=0)])
+        labels = np.concatenate([batch.labels, np.repeat(batch.labels[:1], missing)])
+        logits = self._backend.evaluate(self._backend.put(images, labels))
+        return logits[: len(batch.labels)]
+
+
+def accuracy(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> AccuracyPart:
+    """Top-1, top-2 and mean cross-entropy.
+
+    Args:
+        logits: float32 (N, classes). A row with a value that is not finite counts as wrong.
+        labels: int64 (N,).
+        classes: names by label.
+    """
+    scores = np.where(np.isfinite(logits), logits, -np.inf).astype(np.float64)
+    own = scores[np.arange(len(labels)), labels][:, None]
+    # A tie counts against the label, so that constant logits do not pass for knowledge.
+    rank = (scores >= own).sum(axis=1) - 1
+    usable = np.isfinite(logits).all(axis=1)
+    top1, top2 = (usable & (rank < k) for k in (1, 2))
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    per_class = {
+        name: float(top1[labels == label].mean()) if (labels == label).any() else None
+        for label, name in enumerate(classes)
+    }
+    return AccuracyPart(
+        val_top1=float(top1.mean()),
+        val_top2=float(top2.mean()),
+        val_loss=float(-log_probabilities[np.arange(len(labels)), labels].mean()),
+        per_class=per_class,
+    )

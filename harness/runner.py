@@ -1,0 +1,374 @@
+"""One arm from the parent's side: drive its worker window by window and keep what comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import harness
+from harness.arm import Prepared, WindowResult
+from harness.config import RunConfig
+from harness.inputs import PreparedInput
+from harness.records import (
+    AccuracyPart,
+    DevicePart,
+    EnvironmentPart,
+    EpochPart,
+    MemoryPart,
+    PrecisionPart,
+    Record,
+    Status,
+    StepsPart,
+    ThroughputPart,
+    TrainingPart,
+    Window,
+)
+from harness.worker_process import WorkerFailed, WorkerProcess
+
+WINDOW_TARGET_S = 2.0
+"""Length of a timed window: long enough that two synchronisations vanish in it."""
+MIN_TIMED_WINDOWS = 6
+"""Windows are cut shorter rather than be fewer, since the spread between them is what is told."""
+MAX_CONSECUTIVE_SKIPS = 25
+"""From 65536, so many halvings leave a scale of 0.002: no finite gradient needs that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Progress of one arm, for whoever watches."""
+
+    arm: str
+    phase: Literal["starting", "warming up", "training", "validating", "finished"]
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+    images_per_s: float | None = None
+    remaining_s: float | None = None
+    status: Status | None = None
+    """Of the finished arm."""
+    reason: str | None = None
+
+
+OnEvent = Callable[[Event], None]
+
+
+class ArmRun:
+    """One arm in progress; its methods are called in order until ``done``, then ``record``.
+
+    A failure of the worker ends the arm (``done`` becomes true) and is told by the record.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        data: PreparedInput,
+        *,
+        command: str,
+        on_event: OnEvent,
+        arm_position: int = 0,
+    ) -> None:
+        self._run = run
+        self._data = data
+        self._command = command
+        self._on_event = on_event
+        self._arm_position = arm_position
+        self._created = datetime.now(UTC).isoformat(timespec="seconds")
+        self._resources = contextlib.ExitStack()
+        self._failure: WorkerFailed | None = None
+        self._prepared: Prepared | None = None
+        self._environment: EnvironmentPart | None = None
+        self._evidence: dict[str, Any] | None = None
+        self._windows: list[Window] = []
+        self._steps = StepsPart()
+        self._epochs: list[EpochPart] = []
+        self._epoch_start = 0
+        self._accuracy: AccuracyPart | None = None
+        self._memory: MemoryPart | None = None
+        self._batch_sha256: str | None = None
+        self._consecutive_skips = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every step was taken or the arm has failed."""
+        if self._failure is not None:
+            return True
+        return self._prepared is not None and self._step == self._prepared.total_steps
+
+    def start(self, *, python: str, log: Path) -> None:
+        """Start the worker, prepare it and take the warm-up steps."""
+        self._tell("starting")
+        with self._catching():
+            self._worker = self._resources.enter_context(
+                WorkerProcess(self._run, python=python, log=log)
+            )
+            answer = self._worker.ask(
+                "prepare",
+                run=self._run.model_dump(mode="json"),
+                spec=self._data.spec.model_dump(mode="json"),
+            )
+            self._prepared = Prepared.model_validate(answer["prepared"])
+            self._environment = EnvironmentPart.model_validate(answer["environment"])
+            # The first step alone: it compiles and allocates, the others show the pace.
+            self._window(1, warmup=True)
+            if self._run.warmup_steps > 1 and not self.done:
+                self._window(self._run.warmup_steps - 1, warmup=True)
+            self._look_at_evidence()
+
+    def train_window(self) -> None:
+        """Take one timed window, and validate where it ends an epoch."""
+        with self._catching():
+            self._window(self._window_steps(), warmup=False)
+
+    def finish(self) -> Record:
+        """Close the worker and write up what is known."""
+        if self._failure is None:
+            with self._catching():
+                self._look_at_evidence()
+                answer = self._worker.ask("finish")
+                self._memory = MemoryPart.model_validate(answer["memory"])
+                self._batch_sha256 = answer["batch_sha256"]
+        self._resources.close()
+        record = self._record()
+        self._tell("finished", status=record.status, reason=record.reason)
+        return record
+
+    def abort(self) -> None:
+        """Kill the worker; nothing of the arm is kept."""
+        with contextlib.suppress(KeyboardInterrupt):
+            if hasattr(self, "_worker"):
+                self._worker.kill()
+            self._resources.close()
+
+    @contextlib.contextmanager
+    def _catching(self):  # noqa: ANN202
+        try:
+            yield
+        except WorkerFailed as failure:
+            self._failure = failure
+            if hasattr(self, "_worker"):
+                self._worker.kill()
+
+    @property
+    def _step(self) -> int:
+        return len(self._steps.loss)
+
+    def _window_steps(self) -> int:
+        """Steps of the next window: as many as fill the target time, within the epoch."""
+        prepared = self._prepared
+        assert prepared is not None
+        pace = self._windows[-1]
+        by_time = round(WINDOW_TARGET_S / max(pace.time_s / pace.steps, 1e-6))
+        timed = prepared.total_steps - min(self._run.warmup_steps, prepared.total_steps)
+        steps = max(1, min(by_time, timed // MIN_TIMED_WINDOWS))
+        if self._run.window_steps is not None:
+            steps = min(steps, self._run.window_steps)
+        return steps
+
+    def _window(self, steps: int, *, warmup: bool) -> None:
+        prepared = self._prepared
+        assert prepared is not None
+        to_epoch_end = prepared.steps_per_epoch - self._step % prepared.steps_per_epoch
+        steps = min(steps, to_epoch_end, prepared.total_steps - self._step)
+        answer = self._worker.ask(
+            "window", steps=steps, warmup=warmup, arm_position=self._arm_position
+        )
+        result = WindowResult.model_validate(answer["result"])
+        self._windows.append(result.window)
+        self._steps.loss += result.loss
+        self._steps.loss_scale += result.loss_scale
+        self._steps.skipped += result.skipped
+        self._check_convergence(result)
+        pace_s = result.window.time_s / steps
+        self._tell(
+            "warming up" if warmup else "training",
+            loss=result.loss[-1],
+            images_per_s=steps * self._run.batch_size / result.window.time_s,
+            remaining_s=pace_s * (prepared.total_steps - self._step),
+        )
+        if self._step % prepared.steps_per_epoch == 0 or self._step == prepared.total_steps:
+            self._end_epoch()
+
+    def _check_convergence(self, result: WindowResult) -> None:
+        """End the arm where training can no longer recover.
+
+        Raises:
+            WorkerFailed: ``diverged``, with the step.
+        """
+        first = self._step - len(result.loss)
+        for step, (loss, skipped) in enumerate(
+            zip(result.loss, result.skipped, strict=True), start=first
+        ):
+            self._consecutive_skips = self._consecutive_skips + 1 if skipped else 0
+            if self._consecutive_skips > MAX_CONSECUTIVE_SKIPS:
+                raise WorkerFailed(
+                    "diverged",
+                    f"{self._consecutive_skips} steps in a row were skipped up to step {step}, and "
+                    f"the loss scale fell to {self._steps.loss_scale[step]:g}: the gradients stay "
+                    "infinite at any scale; lower --lr, or try --amp-dtype bfloat16",
+                )
+            if not math.isfinite(loss) and not skipped:
+                raise WorkerFailed(
+                    "diverged",
+                    f"the loss became {loss} at step {step}; lower --lr or use --clip-norm",
+                )
+
+    def _end_epoch(self) -> None:
+        self._tell("validating")
+        answer = self._worker.ask("evaluate")["accuracy"]
+        self._accuracy = AccuracyPart.model_validate(answer) if answer else None
+        losses = self._steps.loss[self._epoch_start :]
+        self._epochs.append(
+            EpochPart(
+                epoch=len(self._epochs),
+                steps=self._step,
+                train_loss=sum(losses) / len(losses),
+                val_loss=self._accuracy.val_loss if self._accuracy else None,
+                val_top1=self._accuracy.val_top1 if self._accuracy else None,
+                val_top2=self._accuracy.val_top2 if self._accuracy else None,
+            )
+        )
+        self._epoch_start = self._step
+        if self._accuracy and not math.isfinite(self._accuracy.val_loss):
+            raise WorkerFailed(
+                "diverged",
+                f"the logits of the validation images are not finite after step {self._step}: "
+                "weights or BatchNorm statistics overflowed; lower --lr, or try --amp-dtype "
+                "bfloat16",
+            )
+
+    def _look_at_evidence(self) -> None:
+        """Ask what the steps run in; an AMP arm that does not run AMP is no AMP arm."""
+        self._evidence = self._worker.ask("evidence")["evidence"]
+        wanted, seen = self._wanted_dtype(), self._evidence["effective"]
+        if seen != wanted:
+            raise WorkerFailed(
+                "unavailable",
+                f"{wanted} was asked for, but the convolutions ran in {seen} "
+                f"({self._evidence['source']}), so there is nothing to compare",
+            )
+
+    def _wanted_dtype(self) -> str:
+        by_precision = {"fp32": "float32", "float64": "float64", "amp": self._run.amp_dtype}
+        return by_precision[self._run.precision]
+
+    def _tell(self, phase: Any, **details: Any) -> None:
+        self._on_event(
+            Event(
+                arm=self._run.arm,
+                phase=phase,
+                step=self._step,
+                total_steps=self._prepared.total_steps if self._prepared else None,
+                **details,
+            )
+        )
+
+    def _record(self) -> Record:
+        run, prepared = self._run, self._prepared
+        in_force = prepared.in_force if prepared else None
+        data = self._data.data.model_copy(update={"batch_sha256": self._batch_sha256})
+        return Record(
+            arm=run.arm,
+            status=self._failure.status if self._failure else "ok",
+            reason=self._failure.reason if self._failure else None,
+            warnings=self._warnings(),
+            command=self._command,
+            created=self._created,
+            harness_version=harness.__version__,
+            backend=run.backend,
+            framework_version=in_force.framework_version if in_force else None,
+            precision=PrecisionPart(
+                requested=run.precision,
+                dtype=self._wanted_dtype(),
+                effective=self._evidence["effective"] if self._evidence else None,
+                tf32=in_force.tf32 if in_force else None,
+                evidence=self._evidence,
+            ),
+            device=DevicePart(
+                type=in_force.device_type, name=in_force.device_name, uuid=in_force.device_uuid
+            )
+            if in_force
+            else None,
+            model=prepared.model if prepared else None,
+            data=data,
+            training=self._training(prepared) if prepared else None,
+            windows=self._windows,
+            steps=self._steps,
+            epochs=self._epochs,
+            throughput=self._throughput(prepared) if prepared else None,
+            accuracy=self._accuracy,
+            memory=self._memory,
+            environment=self._environment,
+        )
+
+    def _training(self, prepared: Prepared) -> TrainingPart:
+        run, in_force = self._run, prepared.in_force
+        same = set(TrainingPart.model_fields) & set(RunConfig.model_fields)
+        taken = {name: getattr(run, name) for name in same}
+        return TrainingPart(
+            **taken
+            | {
+                "steps": self._step,
+                "optimizer_implementation": self._evidence["optimizer_implementation"]
+                if self._evidence
+                else None,
+                "layout": in_force.layout,
+                "compile": in_force.compile,
+                "threads": in_force.threads,
+                "loss_scale_policy": in_force.loss_scale_policy,
+            }
+        )
+
+    def _throughput(self, prepared: Prepared) -> ThroughputPart:
+        timed = [window for window in self._windows if not window.warmup]
+        warmup = [window for window in self._windows if window.warmup]
+        time_s = sum(window.time_s for window in timed)
+        return ThroughputPart(
+            images_per_s=sum(window.images for window in timed) / time_s if timed else None,
+            warmup_steps=sum(window.steps for window in warmup),
+            timed_steps=sum(window.steps for window in timed),
+            data_wait_fraction=sum(w.data_wait_s for w in timed) / time_s if timed else None,
+            threads_in_use=sum(window.cpu_s for window in timed) / time_s if timed else None,
+            prepare_s=prepared.prepare_s,
+            warmup_s=sum(window.time_s for window in warmup),
+        )
+
+    def _warnings(self) -> list[str]:
+        warnings = []
+        timed = [window for window in self._windows if not window.warmup]
+        if self._failure is None and len(timed) < MIN_TIMED_WINDOWS:
+            warnings.append(
+                f"only {len(timed)} timed window(s): too few to show the spread; take more steps"
+            )
+        if skipped := sum(self._steps.skipped):
+            warnings.append(
+                f"{skipped} of {self._step} steps were skipped because gradients overflowed at "
+                "the loss scale; skipped steps count as time, not as images"
+            )
+        return warnings
+
+
+def run_arm(
+    run: RunConfig,
+    data: PreparedInput,
+    *,
+    python: str,
+    log: Path,
+    command: str,
+    on_event: OnEvent,
+    arm_position: int = 0,
+) -> Record:
+    """Run one arm from start to end; every failure of its worker becomes the record's status."""
+    arm = ArmRun(run, data, command=command, on_event=on_event, arm_position=arm_position)
+    try:
+        arm.start(python=python, log=log)
+        while not arm.done:
+            arm.train_window()
+        return arm.finish()
+    except BaseException:
+        arm.abort()
+        raise

@@ -1,0 +1,145 @@
+"""The child process of one arm: ``python -m harness.worker``.
+
+It reads one JSON command a line from its standard input and answers each with one JSON line on a
+private copy of its standard output; what libraries print goes to standard error. It ends with its
+parent: when the input closes, the process leaves at once, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from typing import Any, TextIO
+
+import psutil
+
+from datasets import DataError
+from harness.arm import Arm
+from harness.config import RunConfig
+from harness.environment import describe_environment
+from harness.gpu import GpuMemoryWatch
+from harness.inputs import InputSpec, open_pixels
+from harness.protocol import Backend, Unsupported
+from harness.records import MemoryPart
+from harness.registry import load_backend
+
+PARENT_GONE = 75
+"""Exit code of a worker whose parent vanished."""
+
+
+class Session:
+    """The commands of one worker; each method is a command, its keywords the arguments."""
+
+    def __init__(self) -> None:
+        self.backend: Backend | None = None
+
+    def prepare(self, *, run: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+        """Import the framework and make everything ready for the first step."""
+        config = RunConfig.model_validate(run)
+        self._gpu_memory = GpuMemoryWatch()
+        self.backend = load_backend(config.backend)
+        self._arm = Arm(config, self.backend, open_pixels(InputSpec.model_validate(spec), config))
+        prepared = self._arm.prepare()
+        self._device_uuid = prepared.in_force.device_uuid
+        return {"prepared": prepared, "environment": describe_environment()}
+
+    def window(self, **arguments: Any) -> dict[str, Any]:
+        """Train some steps; see :meth:`harness.arm.Arm.window`."""
+        result = self._arm.window(**arguments)
+        self._gpu_memory.sample()
+        return {"result": result}
+
+    def evidence(self) -> dict[str, Any]:
+        """Show what a step runs in."""
+        return {"evidence": self._arm.evidence()}
+
+    def evaluate(self) -> dict[str, Any]:
+        """Validate the current weights."""
+        return {"accuracy": self._arm.evaluate()}
+
+    def finish(self) -> dict[str, Any]:
+        """Release the device and report the peaks."""
+        device = self._arm.memory()
+        memory = MemoryPart(
+            host_peak_bytes=host_peak_bytes(),
+            device_allocated_peak_bytes=device.allocated_peak_bytes,
+            device_reserved_peak_bytes=device.reserved_peak_bytes,
+            device_used_delta_bytes=self._gpu_memory.used_delta_bytes(self._device_uuid),
+        )
+        self._arm.close()
+        return {"memory": memory, "batch_sha256": self._arm.batch_sha256}
+
+
+def host_peak_bytes() -> int:
+    """Largest resident set of this process so far."""
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def describe_failure(error: BaseException, backend: Backend | None) -> dict[str, str]:
+    """The status and reason that ``error`` becomes in the record."""
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, Unsupported):
+        return {"status": "unavailable", "reason": str(error)}
+    if isinstance(error, MemoryError) or (backend and backend.is_out_of_memory(error)):
+        return {
+            "status": "out_of_memory",
+            "reason": f"{text}; choose a smaller --batch-size or --image-size",
+        }
+    if isinstance(error, DataError | ValueError):
+        return {"status": "failed", "reason": str(error)}
+    return {"status": "failed", "reason": text}
+
+
+def serve(commands: queue.Queue[str], answers: TextIO) -> None:
+    """Answer commands until ``finish`` has been answered."""
+    session = Session()
+    while True:
+        command = json.loads(commands.get())
+        name, arguments = command["command"], command["arguments"]
+        try:
+            answer = {"ok": _jsonable(getattr(session, name)(**arguments))}
+        except BaseException as error:
+            traceback.print_exc(file=sys.stderr)
+            answer = {"error": describe_failure(error, session.backend)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if "error" in answer or name == "finish":
+            return
+
+
+def _jsonable(values: dict[str, Any]) -> dict[str, Any]:
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(values, inf_nan_mode="strings")
+
+
+def _read_commands(commands: queue.Queue[str]) -> None:
+    for line in sys.stdin:
+        commands.put(line)
+    # A parent that was killed cannot stop us: its end of the pipe closes.
+    os._exit(PARENT_GONE)
+
+
+def main() -> None:
+    """Serve the parent on the pipes that it opened."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    commands: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read_commands, args=(commands,), daemon=True).start()
+    serve(commands, answers)
+    sys.stderr.flush()
+    # Frameworks have been seen to crash or hang while they are torn down; the work is done.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
