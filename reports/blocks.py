@@ -37,16 +37,16 @@ class Chart:
     svg: str
     alt: str
     """What a reader who cannot see the drawing would learn from it."""
+    legend: tuple[tuple[str, str, str], ...] = ()
+    """Label, CSS colour and dash pattern (``none``, or lengths of dash and gap)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Charts side by side, which share a legend and a caption. Markdown leaves them out."""
+    """Charts side by side under one caption. Markdown leaves them out."""
 
     caption: str
     charts: tuple[Chart, ...]
-    legend: tuple[tuple[str, str], ...] = ()
-    """Label and CSS colour."""
     block: str = "figure"
 
 
@@ -85,8 +85,9 @@ class Verdict:
     backend: str
     kind: str
     """faster, slower, unclear, or no ratio."""
-    figure: str
-    """The ratio with its interval, or an en dash."""
+    ratio: str
+    interval: str
+    """Empty where there is none."""
     sentence: str
     facts: tuple[str, ...] = ()
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from reports import formats
 from reports.comparison import ComparisonRow
 
 PRECISION_COLOURS = {"fp32": "var(--fp32)", "amp": "var(--amp)"}
-BACKEND_COLOURS = ("var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)")
+_BACKEND_COLOURS = ("var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)")
+
+DASHES = ("none", "5 3", "2 2", "8 3 2 3", "1 3", "6 2")
+"""Line patterns in the order of curves, so that they can be told apart without colour."""
 
 MAX_POINTS = 400
 """A longer curve is drawn as means over bins of steps."""
@@ -28,13 +32,18 @@ def bin_steps(steps: int) -> int:
     return math.ceil(steps / MAX_POINTS) if steps > 0 else 1
 
 
+def backend_colours(backends: Sequence[str]) -> dict[str, str]:
+    """A CSS colour for each backend."""
+    return dict(zip(backends, cycle(_BACKEND_COLOURS), strict=False))
+
+
 def throughput_chart(rows: Sequence[ComparisonRow]) -> str:
     """Images/s: a dot for each timed window, a bar and a figure for their median."""
     import altair as alt
 
     arms, windows = [], []
     for row in rows:
-        for arm in (row.fp32, row.amp):
+        for arm in row.arms:
             name = f"{row.backend} {formats.precision(arm.precision)}"
             value = arm.images_per_s
             text = formats.number(value) if value is not None else arm.status
@@ -68,7 +77,7 @@ def loss_chart(
     curves: Mapping[str, Sequence[float]],
     colours: Mapping[str, str],
     *,
-    x_domain: tuple[float, float],
+    x_domain: tuple[int, int],
     y_domain: tuple[float, float],
 ) -> str:
     """Training loss over steps, one line a curve; a NaN or an infinity leaves a gap.
@@ -84,10 +93,10 @@ def loss_chart(
     values = [
         {"curve": name, "step": step, "loss": loss}
         for name, losses in curves.items()
-        for step, loss in _binned(losses)
+        for step, loss in _binned(losses, bin_steps(x_domain[1]))
     ]
     logarithmic = y_domain[0] > 0
-    dashes = [[1, 0], [5, 3], [2, 2], [8, 3, 2, 3], [1, 3], [6, 2]]
+    dashes = [[1, 0] if d == "none" else [int(part) for part in d.split()] for d in DASHES]
     chart = (
         alt.Chart(_values(values))
         .mark_line(strokeWidth=1.8, interpolate="linear", invalid="break-paths-show-domains")
@@ -107,7 +116,10 @@ def loss_chart(
             color=_colour("curve", colours),
             strokeDash=alt.StrokeDash(
                 "curve:N",
-                scale=alt.Scale(domain=list(colours), range=dashes[: len(colours)]),
+                scale=alt.Scale(
+                    domain=list(colours),
+                    range=[dashes[i % len(dashes)] for i in range(len(colours))],
+                ),
                 legend=None,
             ),
         )
@@ -117,7 +129,8 @@ def loss_chart(
 
 def loss_domain(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
     """A loss axis that all curves fit on: from 0, or logarithmic where they span 100 times."""
-    finite = [loss for losses in curves for _, loss in _binned(losses) if loss is not None]
+    width = bin_steps(max(map(len, curves), default=0))
+    finite = [loss for losses in curves for _, loss in _binned(losses, width) if loss is not None]
     top = max(finite, default=1.0)
     positive = [loss for loss in finite if loss > 0]
     if positive and len(positive) == len(finite) and top > 100 * min(positive):
@@ -155,8 +168,8 @@ def loss_scale_chart(scales: Sequence[float | None], skipped: Sequence[bool], co
     line = alt.Chart(_values(turns)).mark_line(
         strokeWidth=1.8, interpolate="step-after", color=colour
     )
-    cross = alt.Chart(_values(crosses)).mark_point(
-        shape="cross", angle=45, size=60, filled=True, color="var(--ink)", opacity=1
+    cross = alt.Chart(_values(crosses)).mark_text(
+        text="×", fontSize=18, fontWeight=700, color="var(--ink)"
     )
     return _svg(alt.layer(line.encode(x=x, y=y), cross.encode(x=x, y=y)), height=150)
 
@@ -176,8 +189,7 @@ def _label_places(
     ]
 
 
-def _binned(losses: Sequence[float]) -> list[tuple[float, float | None]]:
-    width = bin_steps(len(losses))
+def _binned(losses: Sequence[float], width: int) -> list[tuple[float, float | None]]:
     points: list[tuple[float, float | None]] = []
     for start in range(0, len(losses), width):
         part = losses[start : start + width]
@@ -206,7 +218,7 @@ def _svg(chart: Any, height: int) -> str:
     chart = chart.properties(width=_PLOT_WIDTH, height=height).configure(
         aria=False,
         background="transparent",
-        padding=2,
+        padding={"left": 14, "right": 6, "top": 4, "bottom": 2},
         view=alt.ViewConfig(stroke=None),
         axis=alt.AxisConfig(
             labelColor="var(--muted)",

@@ -59,8 +59,15 @@ class ComparisonRow:
     """Step whose losses are shown: the last that both arms took."""
     differences: tuple[Difference, ...]
     """What differs between the two arms besides precision."""
+    gaps: tuple[str, ...]
+    """Why an arm has no result, for each such arm."""
     notes: tuple[str, ...]
-    """What a reader must know to read this row right."""
+    """What else a reader must know to read this row right."""
+
+    @property
+    def arms(self) -> tuple[ArmFigures, ...]:
+        """fp32 and AMP, without one that was never planned."""
+        return tuple(arm for arm in (self.fp32, self.amp) if arm.status != NOT_PLANNED)
 
 
 def comparison_table(
@@ -105,6 +112,7 @@ def _row(backend: str, arms: Mapping[str, Cell]) -> ComparisonRow:
         speedup=gain,
         loss_step=loss_step,
         differences=tuple(differences(*both)) if both else (),
+        gaps=tuple(_gaps(arms)),
         notes=tuple(_notes(backend, arms, lengths, gain)),
     )
 
@@ -180,13 +188,16 @@ def _no_ratio(
     return None
 
 
-def _notes(
-    backend: str, arms: Mapping[str, Cell], lengths: list[int], gain: Speedup
-) -> Iterable[str]:
+def _gaps(arms: Mapping[str, Cell]) -> Iterable[str]:
     for cell in arms.values():
         if cell.status != "ok":
             reason = f": {cell.reason}" if cell.reason else ""
-            yield f"{precision_name(cell.precision)} {cell.status}{reason}"
+            yield f"{precision_name(cell.precision)} {cell.status.replace('_', ' ')}{reason}"
+
+
+def _notes(
+    backend: str, arms: Mapping[str, Cell], lengths: list[int], gain: Speedup
+) -> Iterable[str]:
     if gain.reason and all(cell.status == "ok" for cell in arms.values()) and len(arms) == 2:
         yield f"no speedup: {gain.reason}"
     if len(set(lengths)) == 2:
@@ -198,7 +209,8 @@ def _notes(
     for cell in arms.values():
         skipped = sum(cell.record.steps.skipped) if cell.record else 0
         if skipped:
-            yield f"{precision_name(cell.precision)} skipped {skipped} steps on overflow"
+            steps = "step" if skipped == 1 else "steps"
+            yield f"{precision_name(cell.precision)} skipped {skipped} {steps} on overflow"
     amp_cell = arms.get("amp")
     if backend == "paddle" and amp_cell is not None and not _ran_on_gpu(amp_cell):
         yield PADDLE_AMP_NOTE

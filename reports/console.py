@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from reports import formats
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "green", "not run yet": "dim", "not planned": "dim", "unavailable": "yellow"}
 
-# Where the terminal is narrow these give way, by folding; figures are never cut.
-_FOLDING = ("peak MiB", "status")
+# Where the terminal is narrow this column gives way, by folding.
+_FOLDING = "peak MiB"
 
 
 def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
@@ -30,14 +31,15 @@ def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("backend", "", *_figures_of(None, ""), "status"):
         flush = "left" if heading in ("backend", "", "status") else "right"
-        table.add_column(heading, justify=flush, no_wrap=heading not in _FOLDING, overflow="fold")
+        table.add_column(heading, justify=flush, no_wrap=heading != _FOLDING, overflow="fold")
     for row in rows:
         gain = row.speedup
         bounds = (
             "" if gain.low is None else f"{formats.number(gain.low)}–{formats.number(gain.high)}"
         )
-        fp32 = (row.fp32, printable(row.backend), formats.ratio(gain.ratio))
-        for arm, name, speedup in (fp32, (row.amp, "", bounds)):
+        speedups = cycle((formats.ratio(gain.ratio), bounds))
+        for arm, speedup in zip(row.arms, speedups, strict=False):
+            name = printable(row.backend) if arm is row.arms[0] else ""
             table.add_row(
                 Text(name, style="bold"),
                 Text(formats.precision(arm.precision)),
@@ -49,7 +51,7 @@ def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
     notes = [
         Text.assemble((f"{printable(row.backend)}: ", "bold"), printable(note))
         for row in rows
-        for note in row.notes
+        for note in (*row.gaps, *row.notes)
     ]
     if any(row.speedup.ratio is not None for row in rows):
         notes.append(Text(_SPEEDUP_NOTE, style="dim"))

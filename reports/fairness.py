@@ -11,9 +11,11 @@ from harness.records import Record
 SAME_START_TOLERANCE = 1e-3
 """Largest relative difference of first losses that counts as the same start in float32."""
 
-# What AMP itself changes, and what only says how far each arm got.
-_PART_OF_AMP = {"training.loss_scale_policy"}
-_LENGTH = {"training.steps", "training.epochs"}
+_ROLES = {
+    "training.loss_scale_policy": "part of AMP",
+    "training.steps": "length",
+    "training.epochs": "length",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +25,8 @@ class Difference:
     setting: str
     left: str
     right: str
-    expected: bool
-    """Part of AMP, or the number of steps taken, which a rate does not depend on."""
+    role: str
+    """``part of AMP``, ``length`` (on which a rate does not depend), or ``confounds``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ def differences(left: Record, right: Record) -> list[Difference]:
             setting=name.removeprefix("training."),
             left=_shown(a.get(name)),
             right=_shown(b.get(name)),
-            expected=name in _PART_OF_AMP | _LENGTH,
+            role=_ROLES.get(name, "confounds"),
         )
         for name in {**a, **b}
         if a.get(name) != b.get(name)
@@ -54,7 +56,7 @@ def differences(left: Record, right: Record) -> list[Difference]:
 
 def confounders(left: Record, right: Record) -> list[Difference]:
     """The differences that forbid to put a ratio of the two arms down to precision."""
-    return [difference for difference in differences(left, right) if not difference.expected]
+    return [difference for difference in differences(left, right) if difference.role == "confounds"]
 
 
 def batch_groups(records: Sequence[Record]) -> dict[str, list[str]]:

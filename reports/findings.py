@@ -20,13 +20,11 @@ WITHIN_ONE_PAIR = (
 def verdict(row: ComparisonRow) -> Verdict:
     """One sentence of what was measured for a backend, and its main figures."""
     gain = row.speedup
-    figure = formats.UNKNOWN
-    if gain.ratio is not None:
-        figure = f"{formats.ratio(gain.ratio)} {formats.interval(gain.low, gain.high)}"
     return Verdict(
         backend=row.backend,
         kind=gain.verdict,
-        figure=figure,
+        ratio=formats.ratio(gain.ratio),
+        interval="" if gain.low is None else formats.interval(gain.low, gain.high),
         sentence=_sentence(row),
         facts=tuple(_facts(row)),
     )
@@ -36,17 +34,16 @@ def headline(rows: Sequence[ComparisonRow]) -> str:
     """All verdicts in one sentence."""
     if not rows:
         return "No fp32 or AMP arm has been planned or run."
-    clauses = {
-        "faster": "AMP was faster in {}",
-        "slower": "AMP was slower in {}",
-        "unclear": "no clear difference was seen in {}",
-        "no ratio": "no comparison could be made in {}",
-    }
-    said = []
-    for kind, clause in clauses.items():
-        backends = [row.backend for row in rows if row.speedup.verdict == kind]
-        if backends:
-            said.append(clause.format(_listed(backends)))
+    by_verdict: dict[str, list[str]] = {}
+    for row in rows:
+        by_verdict.setdefault(row.speedup.verdict, []).append(row.backend)
+    moved = [f"{word} in {_listed(by_verdict[word])}" for word in ("faster", "slower")
+             if word in by_verdict]  # fmt: skip
+    said = [f"AMP was {' and '.join(moved)}"] if moved else []
+    if "unclear" in by_verdict:
+        said.append(f"no difference was shown in {_listed(by_verdict['unclear'])}")
+    if "no ratio" in by_verdict:
+        said.append(f"no comparison could be made in {_listed(by_verdict['no ratio'])}")
     text = "; ".join(said) + "."
     return text[0].upper() + text[1:]
 
@@ -98,8 +95,8 @@ def _sentence(row: ComparisonRow) -> str:
     gain, amp = row.speedup, f"AMP ({row.amp.dtype or 'dtype not known'})"
     windows = f"medians of {gain.fp32_windows} fp32 and {gain.amp_windows} AMP windows"
     if gain.ratio is None or gain.low is None or gain.high is None:
-        reasons = [note for note in row.notes if not note.startswith("paddle.amp")]
-        return f"No speedup can be given: {'; '.join(reasons) or gain.reason}."
+        reason = "; ".join(row.gaps) or gain.reason or ""
+        return f"No speedup can be given: {reason.rstrip('.')}."
     if gain.verdict == "slower":
         return (
             f"{amp} was slower: fp32 trained {formats.number(1 / gain.ratio)} times as many images "

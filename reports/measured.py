@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from statistics import median
 
-from harness.records import Record
+from harness.records import Record, ThroughputPart
 from reports import charts, formats
 from reports.blocks import Block, Chart, Figure, Paragraph, Section, Table
 from reports.cells import NOT_RUN_YET, UNREADABLE, Cell, Results
-from reports.comparison import PADDLE_AMP_NOTE, ComparisonRow
+from reports.comparison import ComparisonRow
 from reports.fairness import batch_groups
 from reports.formats import count, number, percent, seconds
 from reports.speedup import window_rates
 
-_PRECISION_LEGEND = tuple(
-    (formats.precision(name), colour) for name, colour in charts.PRECISION_COLOURS.items()
-)
+
+def _legend(
+    colours: Mapping[str, str], drawn: Iterable[str], *, dashed: bool = True
+) -> tuple[tuple[str, str, str], ...]:
+    dashes = cycle(charts.DASHES if dashed else ("none",))
+    return tuple(
+        (formats.precision(name), colour, dash)
+        for (name, colour), dash in zip(colours.items(), dashes, strict=False)
+        if name in drawn
+    )
 
 
-def missing_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | None:
+def missing_section(results: Results) -> Section | None:
     """Cells that are not ok, each with its reason and what to do about it."""
     cells = [cell for cell in results.cells if cell.status != "ok"]
-    notes = [note for row in rows for note in row.notes if note == PADDLE_AMP_NOTE]
-    if not cells and not notes:
+    if not cells:
         return None
-    blocks: list[Block] = [Paragraph(text=f"Note: {note}.", kind="note") for note in notes]
-    if cells:
-        table = Table(
-            caption="Cells without a result, and why",
-            columns=("Cell", "Status", "Reason", "Remedy"),
-            rows=tuple((c.arm, c.status, c.reason or formats.UNKNOWN, _remedy(c)) for c in cells),
-        )
-        blocks.insert(0, table)
-    return Section(anchor="missing", title="Cells without a result", blocks=tuple(blocks))
+    rows = tuple((c.arm, c.status, c.reason or formats.UNKNOWN, _remedy(c)) for c in cells)
+    columns = ("Cell", "Status", "Reason", "Remedy")
+    table = Table(caption="Why there is none, and what to do", columns=columns, rows=rows)
+    return Section(anchor="missing", title="Cells without a result", blocks=(table,))
 
 
 def _remedy(cell: Cell) -> str:
@@ -48,20 +50,22 @@ def _remedy(cell: Cell) -> str:
 
 def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | None:
     """Throughput chart and the figures behind it."""
-    records = [record for record in results.records if record.throughput is not None]
-    if not records:
+    measured = [(r, r.throughput) for r in results.records if r.throughput is not None]
+    if not measured:
         return None
     spoken = "; ".join(
         f"{row.backend} {formats.precision(arm.precision)} "
         f"{f'{number(arm.images_per_s)} images/s' if arm.images_per_s else arm.status}"
         for row in rows
-        for arm in (row.fp32, row.amp)
+        for arm in row.arms
     )
     blocks: list[Block] = []
     if any(row.fp32.window_images_per_s or row.amp.window_images_per_s for row in rows):
-        chart = Chart(title="Throughput", svg=charts.throughput_chart(rows), alt=spoken)
+        legend = _legend(charts.PRECISION_COLOURS, charts.PRECISION_COLOURS, dashed=False)
+        svg = charts.throughput_chart(rows)
+        chart = Chart(title="Throughput", svg=svg, alt=spoken, legend=legend)
         caption = "Images per second. A dot is one timed window; the bar is the median of them."
-        blocks.append(Figure(caption=caption, charts=(chart,), legend=_PRECISION_LEGEND))
+        blocks.append(Figure(caption=caption, charts=(chart,)))
     blocks.append(
         Table(
             caption="Throughput of each arm",
@@ -78,17 +82,15 @@ def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | 
                 "Threads asked",
                 "Threads in use",
             ),
-            rows=tuple(_speed_row(record) for record in records),
+            rows=tuple(_speed_row(record, throughput) for record, throughput in measured),
             numeric=True,
         )
     )
     return Section(anchor="speed", title="Speed", blocks=tuple(blocks))
 
 
-def _speed_row(record: Record) -> tuple[str, ...]:
+def _speed_row(record: Record, throughput: ThroughputPart) -> tuple[str, ...]:
     rates = window_rates(record)
-    throughput = record.throughput
-    assert throughput is not None
     return (
         record.arm,
         count(len(rates)),
@@ -112,36 +114,23 @@ def loss_section(results: Results) -> Section | None:
             curves.setdefault(record.backend, {})[record.precision.requested] = record.steps.loss
     if not curves:
         return None
+    fp32 = {backend: arms["fp32"] for backend, arms in curves.items() if "fp32" in arms}
     drawn = [losses for arms in curves.values() for losses in arms.values()]
     longest = max(len(losses) for losses in drawn)
     x_domain, y_domain = (1, max(longest, 2)), charts.loss_domain(drawn)
-    blocks: list[Block] = [
-        Figure(
-            caption="Training loss of each step; all charts share their scales." + _binned(longest),
-            charts=tuple(
-                Chart(
-                    title=backend,
-                    svg=charts.loss_chart(
-                        arms, charts.PRECISION_COLOURS, x_domain=x_domain, y_domain=y_domain
-                    ),
-                    alt=_spoken(backend, arms),
-                )
-                for backend, arms in curves.items()
-            ),
-            legend=_PRECISION_LEGEND,
-        )
-    ]
-    fp32 = {backend: arms["fp32"] for backend, arms in curves.items() if "fp32" in arms}
+
+    def chart(
+        title: str, lines: Mapping[str, Sequence[float]], colours: Mapping[str, str]
+    ) -> Chart:
+        svg = charts.loss_chart(lines, colours, x_domain=x_domain, y_domain=y_domain)
+        legend = _legend(colours, lines)
+        return Chart(title=title, svg=svg, alt=_spoken(title, lines), legend=legend)
+
+    drawings = [chart(name, arms, charts.PRECISION_COLOURS) for name, arms in curves.items()]
     if len(fp32) > 1 and len(batch_groups(results.records)) < 2:
-        palette = charts.BACKEND_COLOURS
-        colours = {name: palette[i % len(palette)] for i, name in enumerate(fp32)}
-        together = Chart(
-            title="fp32, all frameworks",
-            svg=charts.loss_chart(fp32, colours, x_domain=x_domain, y_domain=y_domain),
-            alt=_spoken("fp32", fp32),
-        )
-        caption = "The float32 arms together: the same weights, pixels and order in each framework."
-        blocks.append(Figure(caption=caption, charts=(together,), legend=tuple(colours.items())))
+        drawings.append(chart("fp32 in all frameworks", fp32, charts.backend_colours(list(fp32))))
+    caption = f"Training loss of each step; all charts share their scales.{_binned(longest)}"
+    blocks: list[Block] = [Figure(caption=caption, charts=tuple(drawings))]
     epochs = _epochs(results.records)
     if epochs:
         blocks.append(epochs)
@@ -153,7 +142,7 @@ def _binned(steps: int) -> str:
     return f" Each point is the mean of {width} steps." if width > 1 else ""
 
 
-def _spoken(title: str, curves: dict[str, Sequence[float]]) -> str:
+def _spoken(title: str, curves: Mapping[str, Sequence[float]]) -> str:
     parts = [
         f"{formats.precision(name)} from {number(losses[0])} at step 1 to {number(losses[-1])} "
         f"at step {len(losses)}"

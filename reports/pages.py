@@ -73,7 +73,7 @@ def build_page(results: Results) -> Page:
     """Everything the report says, before it is given a form."""
     rows = tuple(comparison_rows(results.cells))
     sections = (
-        missing_section(results, rows),
+        missing_section(results),
         speed_section(results, rows),
         loss_section(results),
         loss_scale_section(results),
@@ -98,7 +98,7 @@ def build_page(results: Results) -> Page:
         subtitle=_subtitle(results),
         headline=run_headline(results) if single else headline(rows),
         verdicts=() if single else tuple(verdict(row) for row in rows),
-        caveat="" if single else WITHIN_ONE_PAIR,
+        caveat=WITHIN_ONE_PAIR if any(row.speedup.ratio for row in rows) else "",
         warnings=tuple(warnings(results)),
         rows=rows,
         sections=tuple(section for section in sections if section is not None),

@@ -37,12 +37,10 @@ def same_experiment_section(results: Results, rows: Sequence[ComparisonRow]) -> 
         )
         blocks.append(table)
     found = tuple(
-        (row.backend, d.setting, d.left, d.right, "yes" if d.expected else "no: confounds")
-        for row in rows
-        for d in row.differences
+        (row.backend, d.setting, d.left, d.right, d.role) for row in rows for d in row.differences
     )
     if found:
-        columns = ("Backend", "Setting", "fp32", "AMP", "Expected")
+        columns = ("Backend", "Setting", "fp32", "AMP", "Role")
         caption = "What differs between fp32 and AMP besides precision"
         blocks.append(Table(caption=caption, columns=columns, rows=found))
     elif any(row.fp32.status == "ok" and row.amp.status == "ok" for row in rows):
@@ -212,9 +210,9 @@ def glossary_section() -> Section:
         ("speedup", "Median images/s of AMP over that of fp32; above 1, AMP was faster. The "
          f"brackets hold a {100 * CONFIDENCE:.0f} % percentile bootstrap interval: the windows of "
          "each arm are resampled on their own. It holds within this one pair of processes and says "
-         "nothing of how much processes differ. With fewer than about six windows an arm it is "
-         f"narrower than {100 * CONFIDENCE:.0f} % deserves; with fewer than {MIN_WINDOWS} no "
-         "ratio is given."),
+         "nothing of how much processes differ. With fewer than five windows in an arm it "
+         f"covers less than it says (three: about 89 %); with fewer than {MIN_WINDOWS} no ratio is "
+         "given."),
         ("top-1, top-2", "Share of validation images whose class got the highest, or one of the "
          "two highest, of the network's outputs. Final weights, evaluated in float32."),
         ("loss", "Cross-entropy of the training batch at the step named; where the arms took "

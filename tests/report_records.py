@@ -96,7 +96,8 @@ def ok_record(
 ) -> Record:
     """A finished arm whose timed windows ran at `rates` images/s.
 
-    `losses` default to 2, 1.9, 1.8, …; `skipped_at` names steps, counted from 1.
+    `losses` default to 2, 1.9, 1.8, …; `skipped_at` names steps, counted from 1, whose images then
+    do not count, so that a window with one of its two steps skipped ran at half its rate.
     """
     steps = WARMUP_STEPS + WINDOW_STEPS * len(rates)
     losses = [2 - 0.1 * i for i in range(steps)] if losses is None else list(losses)
@@ -121,7 +122,7 @@ def ok_record(
         ),
         "data": data_part(**data or {}),
         "training": training_part(steps, precision, **training or {}),
-        "windows": _windows(rates),
+        "windows": _windows(rates, skipped_at),
         "steps": StepsPart(
             loss=losses,
             loss_scale=[65536.0 if amp else None] * len(losses),
@@ -191,20 +192,23 @@ def write_study(folder: Path, study: Study, *records: Record) -> Path:
     return folder
 
 
-def _windows(rates: Sequence[float]) -> list[Window]:
-    windows = [_window(0, 8.0, warmup=True)]
-    return windows + [_window(i + 1, rate, warmup=False) for i, rate in enumerate(rates)]
+def _windows(rates: Sequence[float], skipped_at: Sequence[int]) -> list[Window]:
+    windows = [_window(0, WARMUP_STEPS, 8.0, warmup=True)]
+    for i, rate in enumerate(rates):
+        first = WARMUP_STEPS + WINDOW_STEPS * i
+        skipped = sum(first < step <= first + WINDOW_STEPS for step in skipped_at)
+        windows.append(_window(i + 1, WINDOW_STEPS - skipped, rate, warmup=False))
+    return windows
 
 
-def _window(index: int, rate: float, warmup: bool) -> Window:
-    steps = WARMUP_STEPS if warmup else WINDOW_STEPS
-    time_s = steps * BATCH_SIZE / rate
+def _window(index: int, applied_steps: int, rate: float, *, warmup: bool) -> Window:
+    time_s = WINDOW_STEPS * BATCH_SIZE / rate
     return Window(
         index=index,
         arm_position=0,
         started_s=float(index),
-        steps=steps,
-        images=steps * BATCH_SIZE,
+        steps=WINDOW_STEPS,
+        images=applied_steps * BATCH_SIZE,
         time_s=time_s,
         cpu_s=1.5 * time_s,
         data_wait_s=0.25 * time_s,
