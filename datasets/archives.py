@@ -215,7 +215,8 @@ class _Metered(io.RawIOBase):
     def __init__(self, stream: IO[bytes], writer: _Writer) -> None:
         self._stream = stream
         self._writer = writer
-        self.header_allowance: int | None = None
+        # Opening a tar reads its first header.
+        self.header_allowance: int | None = _MAX_HEADER_BYTES
 
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size)

@@ -8,9 +8,13 @@ import io
 
 import numpy as np
 from PIL import Image, ImageCms
+from PIL.TiffImagePlugin import TiffImageFile
 
 BACKGROUND = 255
 """Grey level behind transparent pixels and around padded images: white paper."""
+
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
+"""TIFF 6.0, section 8: PhotometricInterpretation."""
 
 _PROFILE_MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK", "Lab": "LAB"}
 """The Pillow mode whose samples a profile of each ICC colour space describes."""
@@ -56,6 +60,8 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
         raise UnsupportedPixelsError(
             "32-bit integer samples outside 0..65535 have no defined brightness"
         )
+    if isinstance(image, TiffImageFile) and image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        samples = 65535 - samples  # Pillow inverts 8-bit samples only
     grey = Image.fromarray(((samples * 255 + 32767) // 65535).astype(np.uint8))
     transparent = image.info.get("transparency")
     if not isinstance(transparent, int):
@@ -88,7 +94,7 @@ def _convert_profile(colour: Image.Image, profile: bytes | None) -> Image.Image 
         return None
     try:
         opened = ImageCms.getOpenProfile(io.BytesIO(profile))
-        space = opened.profile.xcolor_space.strip()
+        space = opened.profile.xcolor_space.strip()  # pyright: ignore[reportAttributeAccessIssue]
         mode = _PROFILE_MODES.get(space)
         if mode == "L" and colour.mode == "RGB":
             # Grey stored as palette or RGB: one channel holds all of it.

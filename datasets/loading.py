@@ -101,9 +101,8 @@ def scan(
         warnings.append(f"class {listing.classes[label]!r} has one photo, which trains")
     if not len(splits) or splits.min() == splits.max():
         raise DataError(f"{source}: the split leaves training or validation without photos")
-    root, paths = common_root(
-        listing.root, [listing.paths[row] for row in examination.rows.tolist()]
-    )
+    rows: list[int] = examination.rows.tolist()
+    root, paths = common_root(listing.root, [listing.paths[row] for row in rows])
     manifest = Manifest(
         name=listing.name,
         root=root,
