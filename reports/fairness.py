@@ -44,7 +44,7 @@ def differences(left: Record, right: Record) -> list[Difference]:
     a, b = _settings(left), _settings(right)
     return [
         Difference(
-            setting=name.removeprefix("training."),
+            setting=name.removeprefix("training.").replace("_", " "),
             left=_shown(a.get(name)),
             right=_shown(b.get(name)),
             role=_ROLES.get(name, "confounds"),

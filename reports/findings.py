@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reports import formats
 from reports.blocks import Verdict
-from reports.cells import Results
+from reports.cells import NOT_RUN_YET, Results
 from reports.comparison import ComparisonRow
 from reports.fairness import SAME_START_TOLERANCE, batch_groups, first_losses
 
@@ -84,9 +84,9 @@ def warnings(results: Results) -> list[str]:
             "The frameworks did not train the same network on the same data."
         )
     if results.study is not None and not results.study.finished:
-        waiting = [cell.arm for cell in results.cells if cell.record is None]
+        waiting = [cell.arm for cell in results.cells if cell.status == NOT_RUN_YET]
         if waiting:
-            found.append(f"The study is not finished: {_listed(waiting)} gave no record yet.")
+            found.append(f"The study is not finished: not run yet {_listed(waiting)}.")
     found += [f"{record.arm}: {text}" for record in results.records for text in record.warnings]
     return found
 

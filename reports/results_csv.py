@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from reports import formats
 from reports.cells import Cell, Results
 from reports.comparison import ComparisonRow
 from reports.speedup import window_rates
 
 # What spreadsheets read as the start of a formula, full-width forms included.
-_FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
+_FORMULA_STARTS = tuple("=+-@＝＋－＠")
 
 
 def results_csv(results: Results, rows: Sequence[ComparisonRow]) -> str:
@@ -20,9 +22,15 @@ def results_csv(results: Results, rows: Sequence[ComparisonRow]) -> str:
     import pandas as pd
 
     speedups = {row.amp.arm: row.speedup for row in rows}
-    table = pd.DataFrame([_row(cell, speedups.get(cell.arm)) for cell in results.cells])
-    for column in table.columns:
-        table[column] = table[column].map(_text_only)
+    values = [
+        {
+            name: _spreadsheet_safe(value)
+            for name, value in _row(cell, speedups.get(cell.arm)).items()
+        }
+        for cell in results.cells
+    ]
+    # As objects, so that a column with a gap keeps its whole numbers.
+    table = pd.DataFrame(values, dtype=object)
     return table.to_csv(index=False, na_rep="", lineterminator="\n")
 
 
@@ -95,7 +103,9 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _text_only(value: Any) -> Any:
-    if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA_STARTS):
-        return f"'{value}"
-    return value
+def _spreadsheet_safe(value: Any) -> Any:
+    if isinstance(value, str):
+        text = formats.printable(value)
+        return f"'{text}" if text.lstrip().startswith(_FORMULA_STARTS) else text
+    # pandas would leave out a NaN as if nobody had measured it.
+    return "NaN" if isinstance(value, float) and math.isnan(value) else value

@@ -92,6 +92,7 @@ def ok_record(
     skipped_at: Sequence[int] = (),
     data: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
+    precision_part: PrecisionPart | None = None,
     **changes: Any,
 ) -> Record:
     """A finished arm whose timed windows ran at `rates` images/s.
@@ -110,12 +111,7 @@ def ok_record(
         "harness_version": "0.1.0",
         "backend": backend,
         "framework_version": "1.2.3",
-        "precision": PrecisionPart(
-            requested=precision,  # type: ignore[arg-type]
-            dtype="float16" if amp else "float32",
-            effective="float16" if amp else "float32",
-            tf32=False,
-        ),
+        "precision": precision_part or _precision(amp),
         "device": DevicePart(type="cpu", name="Example CPU"),
         "model": ModelPart(
             name="resnet18", parameters=11_179_077, forward_flops_per_image=36_000_000
@@ -190,6 +186,12 @@ def write_study(folder: Path, study: Study, *records: Record) -> Path:
     for record in records:
         write_json(folder / "records" / f"{record.arm}.json", record)
     return folder
+
+
+def _precision(amp: bool) -> PrecisionPart:
+    dtype = "float16" if amp else "float32"
+    requested = "amp" if amp else "fp32"
+    return PrecisionPart(requested=requested, dtype=dtype, effective=dtype, tf32=False)
 
 
 def _windows(rates: Sequence[float], skipped_at: Sequence[int]) -> list[Window]:
