@@ -7,24 +7,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from backends.torch_device import choose_device, try_capabilities, try_dtype
 from backends.torch_evidence import (
     layer_evidence,
     profiled_convolution_dtype,
     recorded_operations,
 )
 from backends.torch_network import build_module
+from backends.torch_probe import probe_module, probe_pass
+from backends.torch_state import read_state, write_state, write_tensors
 from harness.config import RunConfig
 from harness.networks import Network
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
     Capabilities,
-    Capability,
     DeviceMemory,
-    DeviceType,
     Evidence,
     InForce,
     LayerEvidence,
+    LayerProbe,
+    Probe,
     StepResult,
     TrainState,
     Unsupported,
@@ -35,17 +38,11 @@ from harness.weights import Weights
 if TYPE_CHECKING:
     import torch
 
-_SLOTS = {
-    "exp_avg": "first_moment",
-    "exp_avg_sq": "second_moment",
-    "momentum_buffer": "momentum",
-}
-
 
 class _Batch(NamedTuple):
     images: torch.Tensor
     labels: torch.Tensor
-    copied: torch.cuda.Event | None
+    copied: torch.Event | None
 
 
 class TorchBackend:
@@ -59,20 +56,18 @@ class TorchBackend:
         self._torch = torch
 
     def capabilities(self) -> Capabilities:
-        """Run a convolution in each dtype on each device."""
-        devices: list[DeviceType] = ["cpu", "cuda"] if self._torch.cuda.is_available() else ["cpu"]
-        dtypes = ("float32", "float16", "bfloat16", "float64")
-        return {device: {dtype: self._try(device, dtype) for dtype in dtypes} for device in devices}
+        """See :meth:`harness.protocol.Backend.capabilities`."""
+        return try_capabilities(self._torch)
 
     def open(self, run: RunConfig) -> InForce:
         """See :meth:`harness.protocol.Backend.open`."""
         torch = self._torch
         self._run = run
-        self._device = self._choose_device(run.device)
+        self._device = choose_device(torch, run.device)
         on_cuda = self._device.type == "cuda"
         dtype = {"fp32": "float32", "float64": "float64"}.get(run.precision, run.amp_dtype)
         self._float = torch.float64 if run.precision == "float64" else torch.float32
-        capability = self._try(self._device.type, dtype)
+        capability = try_dtype(torch, self._device.type, dtype)
         if not capability.available:
             raise Unsupported(f"torch cannot run {dtype} on {self._device}: {capability.reason}")
         if run.threads:
@@ -90,7 +85,7 @@ class TorchBackend:
         properties = torch.cuda.get_device_properties(self._device) if on_cuda else None
         return InForce(
             framework_version=torch.__version__,
-            device_type=self._device.type,
+            device_type="cuda" if on_cuda else "cpu",
             device_name=properties.name if properties else "CPU",
             device_uuid=f"GPU-{properties.uuid}" if properties else None,
             layout="nhwc" if run.layout == "nhwc" else "nchw",
@@ -107,7 +102,9 @@ class TorchBackend:
         torch, run = self._torch, self._run
         self._network = network
         model, self._modules = build_module(torch, network)
-        self._model = model.to(self._device, self._float, memory_format=self._format)
+        self._model = model.to(device=self._device, dtype=self._float)
+        # The type stub of Module.to has no memory_format.
+        self._model.to(memory_format=self._format)  # pyright: ignore[reportCallIssue]
         self._tensors = {
             f"{layer}.{part}": tensor
             for layer, module in self._modules.items()
@@ -117,7 +114,7 @@ class TorchBackend:
             )
             if part != "num_batches_tracked"
         }
-        self._load(self._tensors, weights)
+        write_tensors(torch, weights, self._tensors)
         self._forward = torch.compile(self._model) if run.compile == "on" else self._model
         self._parameters = [*self._model.parameters()]
         shared = {"lr": run.lr, "weight_decay": run.weight_decay, "fused": True}
@@ -144,6 +141,7 @@ class TorchBackend:
         self._scale_before = policy.initial if run.scales_loss else None
         self._losses: list[torch.Tensor] = []
         self._scales_after: list[torch.Tensor] = []
+        self._poisoned = False
         self._model.train()
 
     def put(self, images: np.ndarray, labels: np.ndarray) -> _Batch:
@@ -152,7 +150,7 @@ class TorchBackend:
         host = torch.from_numpy(images), torch.from_numpy(labels)
         if self._copy_stream is None:
             return _Batch(*host, copied=None)
-        # A stream of its own lets the copy run beside the step that the default stream is busy with.
+        # On a stream of its own the copy runs beside the step that the default stream is busy with.
         with torch.cuda.stream(self._copy_stream):
             on_device = [part.pin_memory().to(self._device, non_blocking=True) for part in host]
             return _Batch(*on_device, copied=self._copy_stream.record_event())
@@ -162,6 +160,8 @@ class TorchBackend:
         self._optimizer.zero_grad(set_to_none=True)
         loss = self._loss(self._forward, batch)
         self._scaler.scale(loss).backward()
+        if self._poisoned:
+            self._poison()
         if self._run.clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
             self._clip(self._run.clip_norm)
@@ -221,43 +221,41 @@ class TorchBackend:
 
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""
-        slots: dict[str, Weights] = {}
-        steps = 0
-        for name, tensor in self._tensors.items():
-            for key, value in self._optimizer.state.get(tensor, {}).items():
-                if key in _SLOTS and value is not None:
-                    slots.setdefault(_SLOTS[key], {})[name] = self._to_numpy(value)
-                elif key == "step":
-                    steps = int(value)
-        scaler = self._scaler.state_dict()
-        return TrainState(
-            tensors={name: self._to_numpy(tensor) for name, tensor in self._tensors.items()},
-            slots=slots,
-            optimizer_steps=steps,
-            loss_scale=scaler.get("scale"),
-            clean_steps=scaler.get("_growth_tracker"),
-        )
+        return read_state(self._tensors, self._optimizer, self._scaler)
 
     def load_state(self, state: TrainState) -> None:
         """See :meth:`harness.protocol.Backend.load_state`."""
+        write_state(self._torch, state, self._tensors, self._optimizer, self._scaler)
+        self._scale_before = state.loss_scale
+
+    def probe(self, batch: _Batch) -> Probe:
+        """See :meth:`harness.protocol.Backend.probe`."""
+
+        def loss_of(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+            with self._autocast():
+                logits = model(self._normalised(batch))
+                return self._torch.nn.functional.cross_entropy(logits, batch.labels), logits
+
+        scale = self._scaler.get_scale()
+        return probe_pass(self._model, self._modules, self._tensors, loss_of, scale)
+
+    def probe_layer(self, layer: str, x: np.ndarray, output_gradient: np.ndarray) -> LayerProbe:
+        """See :meth:`harness.protocol.Backend.probe_layer`."""
         torch = self._torch
-        self._load(self._tensors, state.tensors)
-        self._optimizer.state.clear()
-        native = {neutral: key for key, neutral in _SLOTS.items()}
-        for slot, values in state.slots.items():
-            for name, value in values.items():
-                tensor = self._tensors[name]
-                entry = self._optimizer.state[tensor]
-                entry[native[slot]] = torch.empty_like(tensor).copy_(torch.from_numpy(value))
-                if self._run.optimizer == "adam":
-                    entry["step"] = torch.tensor(
-                        float(state.optimizer_steps), device=self._device, dtype=torch.float32
-                    )
-        if state.loss_scale is not None:
-            scaler = self._scaler.state_dict()
-            scaler |= {"scale": state.loss_scale, "_growth_tracker": state.clean_steps}
-            self._scaler.load_state_dict(scaler)
-            self._scale_before = state.loss_scale
+        # Activations arrive in the low precision that the layer before left them in.
+        low = self._run.precision == "amp"
+        dtype = getattr(torch, self._run.amp_dtype) if low else self._float
+        inputs, gradient = (
+            torch.from_numpy(np.ascontiguousarray(values)).to(self._device, dtype)
+            for values in (x, output_gradient)
+        )
+        if inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=self._format)
+        return probe_module(self._modules[layer], layer, inputs, gradient, self._autocast())
+
+    def poison_next_gradient(self) -> None:
+        """See :meth:`harness.protocol.Backend.poison_next_gradient`."""
+        self._poisoned = True
 
     def evidence(self, batch: _Batch) -> Evidence:
         """Record the ATen operations of one whole training step."""
@@ -297,45 +295,6 @@ class TorchBackend:
         """See :meth:`harness.protocol.Backend.close`."""
         self.synchronize()
 
-    def _choose_device(self, wanted: str) -> torch.device:
-        torch = self._torch
-        if wanted == "auto":
-            wanted = "cuda" if torch.cuda.is_available() else "cpu"
-        if wanted == "cpu":
-            return torch.device("cpu")
-        device = torch.device(wanted if ":" in wanted else f"{wanted}:0")
-        if not torch.cuda.is_available():
-            build = torch.version.cuda
-            raise Unsupported(
-                f"torch {torch.__version__} finds no CUDA device: "
-                + (
-                    f"it is built for CUDA {build}, so the driver or the GPU is missing (see nvidia-smi)"
-                    if build
-                    else "it is a CPU build; install a CUDA build of torch, or use --device cpu"
-                )
-            )
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise Unsupported(
-                f"there is no {wanted}: torch sees {torch.cuda.device_count()} CUDA device(s)"
-            )
-        return device
-
-    def _try(self, device: str, dtype: str) -> Capability:
-        torch = self._torch
-        kind = getattr(torch, dtype)
-        image, kernel = torch.ones(1, 1, 4, 4, device=device), torch.ones(1, 1, 3, 3, device=device)
-        low = dtype in ("float16", "bfloat16")
-        try:
-            with torch.autocast(device, kind, enabled=low), torch.no_grad():
-                if not low:
-                    image, kernel = image.to(kind), kernel.to(kind)
-                result = torch.nn.functional.conv2d(image, kernel)
-        except RuntimeError as error:
-            return Capability(available=False, reason=str(error).splitlines()[0])
-        if result.dtype != kind:
-            return Capability(available=False, reason=f"a convolution came out as {result.dtype}")
-        return Capability(available=True)
-
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._run.precision != "amp":
             return nullcontext()
@@ -363,13 +322,11 @@ class TorchBackend:
         norm = self._torch.nn.utils.get_total_norm(gradients)
         self._torch._foreach_mul_(gradients, bound / norm.clamp(min=bound))
 
-    def _load(self, into: dict[str, torch.Tensor], values: Weights) -> None:
-        with self._torch.no_grad():
-            for name, value in values.items():
-                into[name].copy_(self._torch.from_numpy(value))
+    def _poison(self) -> None:
+        gradient = self._parameters[-1].grad
+        assert gradient is not None
+        gradient.view(-1)[0] = float("inf")
+        self._poisoned = False
 
     def _dtype_name(self, tensor: torch.Tensor) -> str:
         return str(tensor.dtype).removeprefix("torch.")
-
-    def _to_numpy(self, tensor: torch.Tensor) -> np.ndarray:
-        return np.array(tensor.detach().cpu().contiguous().numpy())

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 # Casts, views and bookkeeping: they tell nothing about the dtype in which a layer computes.
 _NO_COMPUTE = frozenset(
-    "_to_copy add_ alias as_strided clone contiguous copy_ detach empty empty_like empty_strided "
-    "expand t transpose unsqueeze view _unsafe_view zeros_like full ones_like".split()
+    (
+        *("_to_copy", "clone", "contiguous", "copy_", "detach", "alias"),
+        *("as_strided", "expand", "t", "transpose", "unsqueeze", "view", "_unsafe_view"),
+        *("empty", "empty_like", "empty_strided", "full", "ones_like", "zeros_like", "add_"),
+    )
 )
 _PROFILER_DTYPES = {
     "float": "float32",
@@ -56,7 +59,9 @@ def recorded_operations(
         return tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
 
     class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             result = func(*args, **(kwargs or {}))
             name = func._schema.name.removeprefix("aten::")
             operations.append(Operation(name, *running, dtypes(args), dtypes(result)))
@@ -132,6 +137,8 @@ def profiled_convolution_dtype(torch: ModuleType, step: Callable[[], None]) -> s
 
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         step()
+    assert profiled.profiler is not None
+    assert profiled.profiler.kineto_results is not None
     found = {
         event.dtypes()[0]
         for event in profiled.profiler.kineto_results.events()

@@ -163,7 +163,7 @@ class Arm:
 
     @property
     def batch_sha256(self) -> str:
-        """SHA-256 over pixels, labels and ids of the first batches, in the order they were given."""
+        """SHA-256 over pixels, labels and ids of the first batches, in their order."""
         return self._digest.hexdigest()
 
     def close(self) -> None:
@@ -173,23 +173,21 @@ class Arm:
 
     def _device_batches(self) -> Iterator[Any]:
         """The stream of batches on the device; synthetic input is one batch that stays there."""
-        resident = None
         while True:
-            if resident is None:
-                start = self._clock()
-                batch = next(self._batches)
-                self._data_wait_s += self._clock() - start
-                self._hash(batch)
-                handle = self._backend.put(batch.images, batch.labels)
-                if self._run.input == "synthetic":
-                    resident = handle
-            yield resident if resident is not None else handle
+            start = self._clock()
+            batch = next(self._batches)
+            self._data_wait_s += self._clock() - start
+            self._hash(batch)
+            on_device = self._backend.put(batch.images, batch.labels)
+            while self._run.input == "synthetic":
+                yield on_device
+            yield on_device
 
     def _hash(self, batch: HostBatch) -> None:
         if self._hashed_batches < HASHED_BATCHES:
             self._hashed_batches += 1
             for array in (batch.images, batch.labels, batch.ids):
-                self._digest.update(array)
+                self._digest.update(array.tobytes())
 
     def _evaluate_padded(self, batch: HostBatch) -> np.ndarray:
         # One batch shape only: a short last batch would make a compiled evaluation compile again.

@@ -45,8 +45,7 @@ def _used_bytes() -> dict[str, int]:
         return {}
     try:
         handles: list[Any] = [
-            pynvml.nvmlDeviceGetHandleByIndex(index)
-            for index in range(pynvml.nvmlDeviceGetCount())
+            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
         ]
         return {
             str(pynvml.nvmlDeviceGetUUID(handle)): int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)

@@ -171,7 +171,9 @@ def trainable_shapes(network: Network) -> dict[str, Shape]:
 
 def buffer_shapes(network: Network) -> dict[str, Shape]:
     """Canonical name → shape of the running statistics, which no optimizer updates."""
-    norms = [placed.layer for placed in place_layers(network) if isinstance(placed.layer, BatchNorm)]
+    norms = [
+        placed.layer for placed in place_layers(network) if isinstance(placed.layer, BatchNorm)
+    ]
     return {
         f"{norm.name}.{part}": (norm.channels,)
         for norm in norms
@@ -234,7 +236,9 @@ def _output_shape(layer: Leaf, shape: Shape) -> Shape:
             return shape
 
 
-def _conv_norm(conv: str, norm: str, channels: tuple[int, int], kernel: int, stride: int = 1):
+def _conv_norm(
+    conv: str, norm: str, channels: tuple[int, int], kernel: int, stride: int = 1
+) -> tuple[Conv, BatchNorm]:
     """A convolution without bias that keeps the size (before its stride), then BatchNorm."""
     inputs, outputs = channels
     return (

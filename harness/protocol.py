@@ -129,7 +129,7 @@ class TrainState:
     slots: dict[str, Weights]
     """Slot (first_moment, second_moment, momentum) → parameter name → values."""
     optimizer_steps: int
-    """Updates that were applied; skipped ones do not count. 0 where the optimizer keeps no count."""
+    """Updates that were applied, without the skipped; 0 where the optimizer keeps no count."""
     loss_scale: float | None
     clean_steps: int | None
     """Steps since the loss scale last changed; None without a scaler."""
@@ -139,8 +139,9 @@ class TrainState:
 class Probe:
     """One forward and backward pass, in the run's own precision, in canonical shapes.
 
-    Activations are (N, C, H, W) or (N, features) whatever the framework's layout. Arrays keep
-    the dtype in which the framework held them; gradients are those of the unscaled mean loss.
+    Activations are (N, C, H, W) or (N, features) whatever the framework's layout, in the dtype
+    in which the framework held them. The backward pass runs with the run's loss scale; gradients
+    are divided by it afterwards, in float32 or wider.
     """
 
     loss: float

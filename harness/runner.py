@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,6 +79,7 @@ class ArmRun:
         self._arm_position = arm_position
         self._created = datetime.now(UTC).isoformat(timespec="seconds")
         self._resources = contextlib.ExitStack()
+        self._worker_process: WorkerProcess | None = None
         self._failure: WorkerFailed | None = None
         self._prepared: Prepared | None = None
         self._environment: EnvironmentPart | None = None
@@ -103,7 +104,7 @@ class ArmRun:
         """Start the worker, prepare it and take the warm-up steps."""
         self._tell("starting")
         with self._catching():
-            self._worker = self._resources.enter_context(
+            self._worker_process = self._resources.enter_context(
                 WorkerProcess(self._run, python=python, log=log)
             )
             answer = self._worker.ask(
@@ -140,18 +141,25 @@ class ArmRun:
     def abort(self) -> None:
         """Kill the worker; nothing of the arm is kept."""
         with contextlib.suppress(KeyboardInterrupt):
-            if hasattr(self, "_worker"):
-                self._worker.kill()
+            self._kill_worker()
             self._resources.close()
 
     @contextlib.contextmanager
-    def _catching(self):  # noqa: ANN202
+    def _catching(self) -> Iterator[None]:
         try:
             yield
         except WorkerFailed as failure:
             self._failure = failure
-            if hasattr(self, "_worker"):
-                self._worker.kill()
+            self._kill_worker()
+
+    def _kill_worker(self) -> None:
+        if self._worker_process is not None:
+            self._worker_process.kill()
+
+    @property
+    def _worker(self) -> WorkerProcess:
+        assert self._worker_process is not None, "start() comes first"
+        return self._worker_process
 
     @property
     def _step(self) -> int:
@@ -173,7 +181,9 @@ class ArmRun:
         prepared = self._prepared
         assert prepared is not None
         to_epoch_end = prepared.steps_per_epoch - self._step % prepared.steps_per_epoch
-        steps = min(steps, to_epoch_end, prepared.total_steps - self._step)
+        span = min(to_epoch_end, prepared.total_steps - self._step)
+        # Equal shares: a leftover window of one step would be the noisiest of all.
+        steps = math.ceil(span / math.ceil(span / steps))
         answer = self._worker.ask(
             "window", steps=steps, warmup=warmup, arm_position=self._arm_position
         )
@@ -243,13 +253,14 @@ class ArmRun:
 
     def _look_at_evidence(self) -> None:
         """Ask what the steps run in; an AMP arm that does not run AMP is no AMP arm."""
-        self._evidence = self._worker.ask("evidence")["evidence"]
-        wanted, seen = self._wanted_dtype(), self._evidence["effective"]
+        evidence = self._worker.ask("evidence")["evidence"]
+        self._evidence = evidence
+        wanted, seen = self._wanted_dtype(), evidence["effective"]
         if seen != wanted:
             raise WorkerFailed(
                 "unavailable",
                 f"{wanted} was asked for, but the convolutions ran in {seen} "
-                f"({self._evidence['source']}), so there is nothing to compare",
+                f"({evidence['source']}), so there is nothing to compare",
             )
 
     def _wanted_dtype(self) -> str:

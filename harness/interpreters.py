@@ -1,0 +1,36 @@
+"""Which Python runs a backend's workers: each framework may have an environment of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def choose_interpreters(
+    backends: Iterable[str], given: Iterable[str], *, folder: Path
+) -> dict[str, str]:
+    """Backend → interpreter.
+
+    What ``given`` names (``torch=/path/to/python``) comes first, then ``.venv-<backend>`` in
+    ``folder``, then the interpreter that is running.
+
+    Raises:
+        ValueError: an item of ``given`` is not understood or names no file.
+    """
+    chosen = {}
+    for item in given:
+        backend, separator, path = item.partition("=")
+        if not separator or not Path(path).is_file():
+            raise ValueError(
+                f"--python {item}: give BACKEND=PATH with the path of an interpreter, such as "
+                "torch=.venv-torch/bin/python"
+            )
+        chosen[backend] = str(Path(path).absolute())
+    for backend in backends:
+        for own in (f".venv-{backend}/bin/python", f".venv-{backend}/Scripts/python.exe"):
+            if (folder / own).is_file():
+                # Not resolved: an environment's interpreter is a link that must stay one.
+                chosen.setdefault(backend, str((folder / own).absolute()))
+        chosen.setdefault(backend, sys.executable)
+    return chosen

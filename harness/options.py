@@ -1,0 +1,179 @@
+"""The options of a run on the command line: one list, shared by every command that trains.
+
+Nothing heavy is imported here, so that ``--help`` answers at once; values are validated by
+:class:`harness.config.RunConfig`, which gives them their meaning.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from harness.config import RunConfig
+
+_MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "lenet", "convnet")
+_FILE_OPTIONS = ("out", "cache_dir", "strict", "json", "python")
+"""Options that say where things are or how they are told, not what is run."""
+
+_OPTIONS: list[Callable[..., Any]] = [
+    click.option(
+        "--preset",
+        type=click.Choice(["quick", "seed", "throughput"]),
+        help="Defaults of the options below. [quick; seed where there is an NVIDIA GPU]",
+    ),
+    click.option(
+        "--data",
+        metavar="PATH|sample",
+        help="Folder of class folders, archive of one, Food-101 tree, or manifest CSV.  [sample]",
+    ),
+    click.option("--model", type=click.Choice(_MODELS), help="Network.  [resnet18]"),
+    click.option("--image-size", type=int, metavar="PX", help="Side of the square images."),
+    click.option("--batch-size", type=int, metavar="N", help="Images in a step."),
+    click.option("--epochs", type=int, metavar="N", help="Length of the training in epochs ..."),
+    click.option("--steps", type=int, metavar="N", help="... or in optimizer steps."),
+    click.option("--warmup-steps", type=int, metavar="N", help="First steps that are not timed."),
+    click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="Optimizer.  [adam]"),
+    click.option("--lr", type=float, help="Learning rate.  [0.001]"),
+    click.option("--momentum", type=float, help="Momentum of SGD.  [0.9]"),
+    click.option("--weight-decay", type=float, help="L2 penalty, coupled.  [0]"),
+    click.option(
+        "--lr-schedule",
+        type=click.Choice(["constant", "cosine", "step"]),
+        help="Learning rate over the training.  [constant]",
+    ),
+    click.option("--clip-norm", type=float, help="Bound of the unscaled gradients' global norm."),
+    click.option(
+        "--augment",
+        type=click.Choice(["none", "flip", "crop"]),
+        help="Random mirror images, or shifts as well; the same for every framework.  [none]",
+    ),
+    click.option(
+        "--input",
+        type=click.Choice(["cached", "live", "synthetic"]),
+        help="Decode once, decode at every step, or one noise batch on the device.  [cached]",
+    ),
+    click.option("--seed", type=int, help="Of weights, order, split and augmentation.  [0]"),
+    click.option("--device", metavar="auto|cpu|cuda|cuda:N", help="Where to train.  [auto]"),
+    click.option(
+        "--amp-dtype",
+        type=click.Choice(["float16", "bfloat16"]),
+        help="Low precision of the AMP arm.  [float16]",
+    ),
+    click.option(
+        "--loss-scale",
+        metavar="dynamic|dynamic:N|N",
+        help="Loss scale of a float16 run: dynamic (starting at N), or fixed.  [dynamic:65536]",
+    ),
+    click.option("--threads", type=int, metavar="N", help="CPU threads.  [all usable]"),
+    click.option(
+        "--layout",
+        type=click.Choice(["default", "nchw", "nhwc"]),
+        help="Memory layout of the activations.  [the framework's own]",
+    ),
+    click.option(
+        "--compile",
+        type=click.Choice(["default", "off", "on"]),
+        help="Fusing compiler: Inductor, XLA, or Paddle's to_static.  [the framework's own]",
+    ),
+    click.option("--tf32/--no-tf32", default=None, help="TF32 in float32 products.  [no]"),
+    click.option(
+        "--deterministic/--no-deterministic", default=None, help="Deterministic kernels.  [no]"
+    ),
+    click.option(
+        "--window-steps", type=int, metavar="N", help="Steps in a timed window at most.  [2 s]"
+    ),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=float,
+        metavar="SECONDS",
+        help="Silence after which a worker is killed.  [1800]",
+    ),
+    click.option("--out", metavar="DIR", help="Where the results go.  [runs/TIME]"),
+    click.option("--cache-dir", metavar="DIR", help="Where decoded images are kept."),
+    click.option("--strict", is_flag=True, help="Refuse data with an unreadable file."),
+    click.option(
+        "--python",
+        multiple=True,
+        metavar="BACKEND=PATH",
+        help="Interpreter of a backend's own environment.  [.venv-BACKEND, else this one]",
+    ),
+    click.option("--json", "json", is_flag=True, help="Print the result as JSON on stdout."),
+]
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give ``command`` every option of a run."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def configure(options: dict[str, Any], **fixed: Any) -> RunConfig:
+    """The run that ``options`` (from the command line, None where not given) describe.
+
+    Raises:
+        click.UsageError: an option's value cannot be used.
+    """
+    from pydantic import ValidationError
+
+    from harness.config import PRESETS, RunConfig
+
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not None and name not in (*_FILE_OPTIONS, "preset")
+    }
+    preset = dict(PRESETS[preset_name(options)])
+    if "steps" in given or "epochs" in given:
+        preset.pop("steps", None)
+        preset.pop("epochs", None)
+    try:
+        return RunConfig.model_validate(preset | given | fixed)
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = " ".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
+        text = first["msg"].removeprefix("Value error, ")
+        raise click.UsageError(f"{flag}: {text}" if flag else text) from error
+
+
+def preset_name(options: dict[str, Any]) -> str:
+    """The preset that was chosen, or that suits this machine."""
+    if options["preset"]:
+        return options["preset"]
+    from harness.gpu import has_gpu
+
+    on_gpu = options["device"] != "cpu" and has_gpu()
+    return "seed" if on_gpu else "quick"
+
+
+def repeat_command(run: RunConfig) -> str:
+    """The command line that repeats ``run`` alone, on this version, whatever the presets become."""
+    words = ["python", "-m", "harness", "--backend", run.backend]
+    if run.precision != "fp32":
+        words.append("--amp")
+    skipped = {"backend", "precision"}
+    for name, field in type(run).model_fields.items():
+        value = getattr(run, name)
+        # A preset might say otherwise, so everything that one can set is spelled out.
+        if name in skipped or value is None or (value == field.default and name not in _PRESET):
+            continue
+        flag = "--timeout" if name == "timeout_s" else f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
+
+
+_PRESET = frozenset(
+    {
+        *("image_size", "batch_size", "warmup_steps", "optimizer", "lr", "loss_scale"),
+        *("layout", "input", "device"),
+    }
+)
+"""Fields that some preset sets."""

@@ -1,0 +1,152 @@
+"""A comparison: several arms on one dataset, each saved as soon as it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import harness
+from datasets import Progress
+from harness.config import RunConfig
+from harness.environment import describe_environment
+from harness.inputs import PreparedInput, prepare_input
+from harness.records import (
+    Record,
+    Study,
+    UnreadableRecord,
+    read_record,
+    read_study,
+    write_json,
+)
+from harness.runner import OnEvent, run_arm
+
+
+class StudyError(Exception):
+    """The study cannot be started or continued; the text tells why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Studio:
+    """What every arm of a study needs beside its configuration."""
+
+    cache_dir: Path | None
+    strict: bool
+    pythons: Mapping[str, str]
+    """Backend → interpreter of its environment."""
+    repeat_command: Callable[[RunConfig], str]
+    on_event: OnEvent
+    on_data: Progress
+
+
+def start_study(
+    runs: list[RunConfig], directory: Path, *, command: str, preset: str | None, studio: Studio
+) -> list[Record]:
+    """Prepare the data, write ``study.json`` and run every arm.
+
+    Raises:
+        StudyError: ``directory`` holds a study already.
+        datasets.DataError: the data cannot be used.
+    """
+    if (directory / "study.json").exists():
+        raise StudyError(
+            f"{directory} holds a study already; continue it with --resume {directory}, "
+            "or name another folder with --out"
+        )
+    data = _prepare(runs[0], directory, studio)
+    study = Study(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        harness_version=harness.__version__,
+        command=command,
+        preset=preset,
+        arms=[run.model_dump(mode="json") for run in runs],
+        data=data.data,
+        environment=describe_environment(),
+    )
+    write_json(directory / "study.json", study)
+    return _run_missing(study, runs, data, directory, studio)
+
+
+def resume_study(directory: Path, *, studio: Studio) -> list[Record]:
+    """Run the arms that have no record yet.
+
+    Raises:
+        StudyError: there is no study, or the code, machine or data are no longer the same.
+        datasets.DataError: the data cannot be used any more.
+    """
+    try:
+        study = read_study(directory / "study.json")
+    except UnreadableRecord as error:
+        raise StudyError(f"there is no study to continue: {error}") from error
+    runs = [RunConfig.model_validate(arm) for arm in study.arms]
+    data = _prepare(runs[0], directory, studio)
+    if changes := _changes(study, data):
+        raise StudyError(
+            f"{directory} cannot be continued, since its arms would not be comparable: "
+            f"{'; '.join(changes)}. Start anew with another --out."
+        )
+    return _run_missing(study, runs, data, directory, studio)
+
+
+def record_path(directory: Path, arm: str) -> Path:
+    """Where the record of ``arm`` lies in a study."""
+    return directory / "records" / f"{arm}.json"
+
+
+def _prepare(run: RunConfig, directory: Path, studio: Studio) -> PreparedInput:
+    return prepare_input(
+        run,
+        manifest_csv=directory / "manifest.csv",
+        cache_dir=studio.cache_dir,
+        strict=studio.strict,
+        progress=studio.on_data,
+    )
+
+
+def _run_missing(
+    study: Study, runs: list[RunConfig], data: PreparedInput, directory: Path, studio: Studio
+) -> list[Record]:
+    records = []
+    for position, run in enumerate(runs):
+        path = record_path(directory, run.arm)
+        if path.exists():
+            records.append(_finished(path))
+            continue
+        record = run_arm(
+            run,
+            data,
+            python=studio.pythons[run.backend],
+            log=directory / "logs" / f"{run.arm}.log",
+            command=studio.repeat_command(run),
+            on_event=studio.on_event,
+            arm_position=position,
+        )
+        write_json(path, record)
+        records.append(record)
+    write_json(directory / "study.json", study.model_copy(update={"finished": True}))
+    return records
+
+
+def _finished(path: Path) -> Record:
+    try:
+        return read_record(path)
+    except UnreadableRecord as error:
+        raise StudyError(f"{error}; delete the file to have that arm run again") from error
+
+
+def _changes(study: Study, data: PreparedInput) -> list[str]:
+    now = describe_environment()
+    was = study.environment
+    compared = {
+        "harness": (study.harness_version, harness.__version__),
+        "CPU": (was.cpu, now.cpu),
+        "usable CPUs": (was.cpus_usable, now.cpus_usable),
+        "Python": (was.python, now.python),
+        "data": (study.data.manifest_sha256, data.data.manifest_sha256),
+        **{
+            name: (was.packages.get(name), now.packages.get(name))
+            for name in sorted(was.packages.keys() | now.packages.keys())
+        },
+    }
+    return [f"{name} was {old}, is {new}" for name, (old, new) in compared.items() if old != new]
