@@ -1,0 +1,400 @@
+"""Paddle: ``paddle.amp.auto_cast`` level O1 with one ``GradScaler``."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from backends.paddle_device import (
+    DataFormat,
+    batch_variance_is_unbiased,
+    choose_device,
+    dtype_name,
+    first_line,
+    refuse_layout,
+    refuse_unusable_installation,
+    set_cuda_modes,
+    set_threads,
+    try_dtype,
+    usable_cpus,
+)
+from backends.paddle_evidence import (
+    program_convolution_dtype,
+    recorded_gradients,
+    recorded_layers,
+)
+from backends.paddle_network import RunningStatistics, build_model
+from backends.paddle_optimizers import OptimizerSlots, make_optimizer
+from harness.config import RunConfig
+from harness.networks import Linear, Network, place_layers
+from harness.protocol import (
+    CHANNEL_MEAN,
+    CHANNEL_STD,
+    Capabilities,
+    DeviceMemory,
+    DeviceType,
+    Evidence,
+    InForce,
+    LayerEvidence,
+    StepResult,
+    TrainState,
+    Unsupported,
+    effective_dtype,
+)
+from harness.weights import Weights
+
+if TYPE_CHECKING:
+    import paddle
+
+
+class _Batch(NamedTuple):
+    images: paddle.Tensor
+    labels: paddle.Tensor
+
+
+class PaddleBackend:
+    """Dynamic-graph Paddle (or ``jit.to_static`` with ``compile=on``) on the CPU or one GPU."""
+
+    name = "paddle"
+
+    def __init__(self) -> None:
+        import paddle
+
+        self._paddle: ModuleType = paddle
+
+    def capabilities(self) -> Capabilities:
+        """Run a convolution in each dtype on each device."""
+        paddle = self._paddle
+        on_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+        devices: dict[DeviceType, str] = (
+            {"cpu": "cpu", "cuda": "gpu:0"} if on_gpu else {"cpu": "cpu"}
+        )
+        dtypes = ("float32", "float16", "bfloat16", "float64")
+        return {
+            device: {dtype: try_dtype(paddle, native, dtype) for dtype in dtypes}
+            for device, native in devices.items()
+        }
+
+    def open(self, run: RunConfig) -> InForce:
+        """See :meth:`harness.protocol.Backend.open`."""
+        paddle = self._paddle
+        self._run = run
+        refuse_unusable_installation(paddle)
+        device = choose_device(paddle, run.device)
+        self._on_cuda = device != "cpu"
+        dtype = {"fp32": "float32", "float64": "float64"}.get(run.precision, run.amp_dtype)
+        self._float = "float64" if run.precision == "float64" else "float32"
+        capability = try_dtype(paddle, device, dtype)
+        if not capability.available:
+            raise Unsupported(f"paddle cannot run {dtype} on {device}: {capability.reason}")
+        paddle.set_device(device)
+        threads = set_threads(paddle, run.threads or usable_cpus())
+        tf32 = None
+        if self._on_cuda:
+            tf32 = set_cuda_modes(paddle, tf32=run.tf32, deterministic=run.deterministic)
+        self._format: DataFormat = "NHWC" if run.layout == "nhwc" else "NCHW"
+        refuse_layout(paddle, self._float, self._format)
+        self._unbiased = batch_variance_is_unbiased(paddle, self._float, self._format)
+        self._copying: deque[tuple[Any, tuple[paddle.Tensor, ...]]] = deque()
+        properties = None
+        if self._on_cuda:
+            properties = paddle.device.cuda.get_device_properties(device)
+            paddle.device.cuda.reset_max_memory_allocated(device)
+            paddle.device.cuda.reset_max_memory_reserved(device)
+        self._device = device
+        uuid = getattr(properties, "uuid", None)
+        return InForce(
+            framework_version=paddle.__version__,
+            device_type="cuda" if self._on_cuda else "cpu",
+            device_name=properties.name if properties else "CPU",
+            device_uuid=f"GPU-{uuid}" if uuid else None,
+            layout="nhwc" if self._format == "NHWC" else "nchw",
+            compile=self._compiler(),
+            threads=threads,
+            tf32=tf32,
+            loss_scale_policy=str(run.loss_scale) if run.scales_loss else None,
+        )
+
+    def build(self, network: Network, weights: Weights) -> None:
+        """See :meth:`harness.protocol.Backend.build`."""
+        paddle, run = self._paddle, self._run
+        self._network = network
+        paddle.set_default_dtype(self._float)
+        try:
+            self._model, self._layers = build_model(paddle, network, self._format)
+        finally:
+            paddle.set_default_dtype("float32")
+        # Paddle multiplies by a weight of shape (in, out).
+        self._transposed = {
+            f"{placed.layer.name}.weight"
+            for placed in place_layers(network)
+            if isinstance(placed.layer, Linear)
+        }
+        self._parameters = {
+            f"{name}.{part}": tensor
+            for name, layer in self._layers.items()
+            for part, tensor in layer.named_parameters(include_sublayers=False)
+            if not tensor.stop_gradient
+        }
+        self._statistics = RunningStatistics(paddle, network, self._layers, unbiased=self._unbiased)
+        self._load(weights)
+        self._optimizer = make_optimizer(paddle, run, [*self._parameters.values()])
+        self._slots = OptimizerSlots(self._optimizer, self._parameters)
+        self._updates = 0
+        policy = run.loss_scale
+        self._scaler = paddle.amp.GradScaler(
+            enable=run.scales_loss,
+            init_loss_scaling=policy.initial,
+            incr_ratio=policy.growth_factor,
+            decr_ratio=policy.backoff_factor,
+            incr_every_n_steps=policy.growth_interval,
+            decr_every_n_nan_or_inf=1,
+            use_dynamic_loss_scaling=policy.dynamic,
+        )
+        self._one = paddle.ones([1], "float32")
+        channels = [3] if self._format == "NHWC" else [3, 1, 1]
+        self._range, self._mean, self._std = (
+            paddle.to_tensor(np.reshape(values, channels), dtype=self._float)
+            for values in ([255.0] * 3, CHANNEL_MEAN, CHANNEL_STD)
+        )
+        self._losses: list[paddle.Tensor] = []
+        self._scales: list[paddle.Tensor] = []
+        self._skipped: list[bool] = []
+        self._model.train()
+        self._forward: Any = self._compiled() if run.compile == "on" else self._model
+
+    def put(self, images: np.ndarray, labels: np.ndarray) -> _Batch:
+        """See :meth:`harness.protocol.Backend.put`."""
+        paddle = self._paddle
+        if not self._on_cuda:
+            return _Batch(paddle.to_tensor(images), paddle.to_tensor(labels))
+        # On the stream that computes: the host does not wait, but the copy takes its turn between
+        # two steps. Another stream would still allocate from this one's pool, where memory that a
+        # waiting kernel reads counts as free, and Paddle cannot mark a tensor as in use.
+        pinned = tuple(
+            paddle.to_tensor(part, place=paddle.CUDAPinnedPlace()) for part in (images, labels)
+        )
+        on_device = [part.cuda(blocking=False) for part in pinned]
+        copied = paddle.device.cuda.current_stream().record_event()
+        # Nor does Paddle keep the pinned memory from reuse until it is copied.
+        self._copying.append((copied, pinned))
+        while self._copying[0][0].query() and len(self._copying) > 1:
+            self._copying.popleft()
+        return _Batch(*on_device)
+
+    def train_step(self, batch: _Batch) -> None:
+        """See :meth:`harness.protocol.Backend.train_step`."""
+        scaler = self._scaler
+        loss = self._loss(self._forward, batch)
+        self._statistics.follow(batch.images.shape[0])
+        # scale() must come after an auto_cast: before the first one it would disable the scaler.
+        scaler.scale(loss).backward()
+        skipped = False
+        if scaler.is_enable():
+            # Scaling a one reads the scale on the device; state_dict() would wait for it.
+            self._scales.append(scaler.scale(self._one))
+            # Paddle asks on the host whether a gradient overflowed: on CUDA each step of a float16
+            # run waits here until its backward pass is done. A float32 run never waits.
+            scaler.step(self._optimizer)
+            skipped = bool(scaler._cache_found_inf)
+            with redirect_stdout(None):  # update() prints each overflow
+                scaler.update()
+        else:
+            self._optimizer.step()
+        self._optimizer.clear_grad(set_to_zero=False)
+        self._updates += not skipped
+        self._losses.append(loss.detach())
+        self._skipped.append(skipped)
+
+    def take_steps(self) -> list[StepResult]:
+        """See :meth:`harness.protocol.Backend.take_steps`."""
+        if not self._losses:
+            return []
+        losses = self._paddle.stack(self._losses).tolist()
+        scales = (
+            self._paddle.concat(self._scales).tolist() if self._scales else [None] * len(losses)
+        )
+        results = [StepResult(*step) for step in zip(losses, scales, self._skipped, strict=True)]
+        self._losses.clear()
+        self._scales.clear()
+        self._skipped.clear()
+        return results
+
+    def evaluate(self, batch: _Batch) -> np.ndarray:
+        """See :meth:`harness.protocol.Backend.evaluate`."""
+        self._statistics.show()
+        self._model.eval()
+        with self._paddle.no_grad():
+            logits = self._model(self._normalised(batch))
+        self._model.train()
+        return logits.astype("float32").numpy()
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """See :meth:`harness.protocol.Backend.set_learning_rate`."""
+        self._optimizer.set_lr(learning_rate)
+
+    def synchronize(self) -> None:
+        """See :meth:`harness.protocol.Backend.synchronize`."""
+        if self._on_cuda:
+            self._paddle.device.synchronize(self._device)
+
+    def memory(self) -> DeviceMemory:
+        """Peaks of Paddle's allocator; unknown on the CPU, where it keeps none."""
+        if not self._on_cuda:
+            return DeviceMemory()
+        cuda = self._paddle.device.cuda
+        return DeviceMemory(
+            allocated_peak_bytes=cuda.max_memory_allocated(self._device),
+            reserved_peak_bytes=cuda.max_memory_reserved(self._device),
+        )
+
+    def state(self) -> TrainState:
+        """See :meth:`harness.protocol.Backend.state`."""
+        parameters = {
+            name: self._canonical(name, tensor) for name, tensor in self._parameters.items()
+        }
+        slots = {
+            slot: {name: self._canonical(name, tensor) for name, tensor in values.items()}
+            for slot, values in self._slots.values().items()
+        }
+        scaler = self._scaler.state_dict()
+        return TrainState(
+            tensors=parameters | self._statistics.values(),
+            slots=slots,
+            optimizer_steps=self._updates if self._run.optimizer == "adam" else 0,
+            loss_scale=scaler["scale"].item() if scaler else None,
+            clean_steps=scaler["incr_count"] if scaler else None,
+        )
+
+    def load_state(self, state: TrainState) -> None:
+        """See :meth:`harness.protocol.Backend.load_state`."""
+        if state.slots and not self._slots.values():
+            self._slots.create()
+        self._slots.reset(state.optimizer_steps)
+        self._updates = state.optimizer_steps
+        self._load(state.tensors)
+        native = self._slots.values()
+        for slot, values in state.slots.items():
+            for name, value in values.items():
+                self._assign(native[slot][name], name, value)
+        if state.loss_scale is not None:
+            scale = np.array([state.loss_scale], np.float32)
+            self._scaler.load_state_dict(
+                self._scaler.state_dict()
+                | {"scale": scale, "incr_count": state.clean_steps, "decr_count": 0}
+            )
+
+    def evidence(self, batch: _Batch) -> Evidence:
+        """Record one whole training step."""
+        before = self.state()
+        layers: dict[str, LayerEvidence] = {}
+        parameters = [*self._parameters.values()]
+        with recorded_gradients(parameters) as gradient_dtypes:
+            if self._run.compile == "on":
+                source = "convolutions of the traced program of the training step"
+                self.train_step(batch)
+                program = self._forward.forward.concrete_program.main_program
+                effective = program_convolution_dtype(program)
+            else:
+                source = "kernels chosen in one training step, layer by layer"
+                with recorded_layers(self._paddle, self._layers) as layers:
+                    self.train_step(batch)
+                effective = effective_dtype(self._network, layers)
+        self.take_steps()
+        self.load_state(before)
+        return Evidence(
+            source=source,
+            effective=effective,
+            layers=layers,
+            master_weight_dtype=dtype_name(parameters[0]),
+            gradient_dtype="/".join(sorted(gradient_dtypes)),
+            optimizer=type(self._optimizer).__name__,
+            optimizer_implementation="loop" if self._run.precision == "float64" else "foreach",
+            scaler_enabled=self._scaler.is_enable(),
+        )
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
+        # Both allocators raise MemoryError; a CUDA library that finds no room for its workspace
+        # comes as another error with CUDA's text.
+        return isinstance(error, MemoryError) or (
+            isinstance(error, RuntimeError | OSError | SystemError)
+            and ("ResourceExhausted" in str(error) or "out of memory" in str(error))
+        )
+
+    def close(self) -> None:
+        """See :meth:`harness.protocol.Backend.close`."""
+        self.synchronize()
+
+    def _compiler(self) -> str:
+        if self._run.compile != "on":
+            return "eager"
+        return "cinn" if self._paddle.is_compiled_with_cinn() else "static graph"
+
+    def _compiled(self) -> Any:
+        """The model as one program, tried on a blank batch: a failure tells itself here."""
+        paddle, run, model = self._paddle, self._run, self._model
+
+        # to_static rewrites the layer that it is given; evaluation keeps the plain model.
+        class Compiled(paddle.nn.Layer):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+                return self.model(x)
+
+        size = (run.batch_size, self._network.image_size, self._network.image_size, 3)
+        blank = self.put(np.zeros(size, np.uint8), np.zeros(run.batch_size, np.int64))
+        backend = "CINN" if paddle.is_compiled_with_cinn() else None
+        with warnings.catch_warnings():  # the translation warns of its own calls
+            warnings.simplefilter("ignore")
+            try:
+                compiled = paddle.jit.to_static(Compiled(), backend=backend, full_graph=True)
+                self._loss(compiled, blank).backward()
+                self.synchronize()
+            except Exception as error:
+                if self.is_out_of_memory(error):
+                    raise
+                raise Unsupported(
+                    f"paddle.jit.to_static ({self._compiler()}) cannot run {self._network.name} "
+                    f"on {self._device}: {first_line(error)}; use --compile off"
+                ) from error
+        self._optimizer.clear_grad(set_to_zero=False)
+        self._statistics.show()
+        return compiled
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._run.precision != "amp":
+            return nullcontext()
+        return self._paddle.amp.auto_cast(level="O1", dtype=self._run.amp_dtype)
+
+    def _normalised(self, batch: _Batch) -> paddle.Tensor:
+        images = batch.images
+        if self._format == "NCHW":
+            images = images.transpose([0, 3, 1, 2])
+        images = self._paddle.cast(images, self._float)
+        return images.divide_(self._range).subtract_(self._mean).divide_(self._std)
+
+    def _loss(self, model: Any, batch: _Batch) -> paddle.Tensor:
+        images = self._normalised(batch)
+        with self._autocast():
+            return self._paddle.nn.functional.cross_entropy(model(images), batch.labels)
+
+    def _load(self, values: Weights) -> None:
+        for name, tensor in self._parameters.items():
+            self._assign(tensor, name, values[name])
+        self._statistics.load(values)
+
+    def _assign(self, tensor: paddle.Tensor, name: str, value: np.ndarray) -> None:
+        value = value.T if name in self._transposed else value
+        tensor.set_value(np.ascontiguousarray(value, dtype=self._float))
+
+    def _canonical(self, name: str, tensor: paddle.Tensor) -> np.ndarray:
+        value = tensor.numpy()
+        return np.array(value.T if name in self._transposed else value, order="C")
