@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,25 +9,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backends.tensorflow_device import (
+    choose_gpu,
+    configure,
+    gpu_uuid,
+    place,
+    try_capabilities,
+    try_convolution,
+    variance_is_biased,
+)
 from backends.tensorflow_evidence import layer_evidence
 from backends.tensorflow_network import (
     build_model,
-    canonical_tensor,
-    native_tensor,
     unbiased_batch_norm,
 )
 from backends.tensorflow_optimizers import build_optimizer
+from backends.tensorflow_probe import probe_layer, probe_pass
+from backends.tensorflow_state import read_state, write_state, write_tensors
 from harness.config import RunConfig
-from harness.networks import Network, trainable_shapes
+from harness.environment import usable_cpus
+from harness.networks import Network
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
     Capabilities,
-    Capability,
     DeviceMemory,
     DeviceType,
     Evidence,
     InForce,
+    LayerProbe,
+    Probe,
     StepResult,
     TrainState,
     Unsupported,
@@ -54,62 +63,54 @@ class TensorFlowBackend:
 
         if keras.backend.backend() != "tensorflow":
             raise Unsupported(
-                f"Keras runs on {keras.backend.backend()}; unset KERAS_BACKEND or set it to tensorflow"
+                f"Keras runs on {keras.backend.backend()}; "
+                "unset KERAS_BACKEND or set it to tensorflow"
             )
         self._tf, self._keras = tf, keras
 
     def capabilities(self) -> Capabilities:
-        """Run a convolution and its gradients in each dtype on each device."""
-        gpus = self._tf.config.list_physical_devices("GPU")
-        self._grow_memory()
-        devices: list[DeviceType] = ["cpu", "cuda"] if gpus else ["cpu"]
-        dtypes = ("float32", "float16", "bfloat16", "float64")
-        return {
-            device: {dtype: self._try(self._place(device), dtype) for dtype in dtypes}
-            for device in devices
-        }
+        """See :meth:`harness.protocol.Backend.capabilities`."""
+        return try_capabilities(self._tf)
 
     def open(self, run: RunConfig) -> InForce:
         """See :meth:`harness.protocol.Backend.open`."""
         tf, keras = self._tf, self._keras
         self._run = run
-        gpu = self._choose_gpu(run.device)
-        self._place_name = self._place("cuda" if gpu else "cpu")
-        self._on_gpu = gpu is not None
-        threads = run.threads or _usable_cpus()
-        self._configure(gpu, threads)
+        gpu = choose_gpu(tf, run.device)
+        self._device_type: DeviceType = "cuda" if gpu else "cpu"
+        self._device = place(self._device_type)
+        configure(tf, gpu, run.threads or usable_cpus())
         if run.deterministic:
             tf.config.experimental.enable_op_determinism()
         tf.config.experimental.enable_tensor_float_32_execution(run.tf32)
         self._float = "float64" if run.precision == "float64" else "float32"
+        compute = run.amp_dtype if run.precision == "amp" else self._float
         keras.config.set_floatx(self._float)
-        keras.config.set_dtype_policy(
-            f"mixed_{run.amp_dtype}" if run.precision == "amp" else self._float
-        )
-        # Keras decides by device and determinism; any model made of its own layers tells.
+        keras.config.set_dtype_policy(f"mixed_{compute}" if run.precision == "amp" else self._float)
+        # Keras decides by devices and determinism; any model made of its own layers tells.
         by_default = keras.Sequential([keras.layers.Dense(1)]).jit_compile
         self._jit = {"default": by_default, "off": False, "on": True}[run.compile]
-        dtype = run.amp_dtype if run.precision == "amp" else self._float
-        capability = self._try(self._place_name, dtype)
-        if not capability.available:
-            raise Unsupported(f"TensorFlow cannot run {dtype} here: {capability.reason}")
         self._channels_first = run.layout == "nchw"
-        if self._channels_first:
-            capability = self._try(self._place_name, dtype, channels_first=True)
+        for channels_first in {False, self._channels_first}:
+            capability = try_convolution(
+                tf, self._device, compute, channels_first=channels_first, jit=self._jit
+            )
             if not capability.available:
+                what = "in NCHW here (use --layout nhwc)" if channels_first else "here"
                 raise Unsupported(
-                    "TensorFlow cannot train in NCHW on this device; use --layout nhwc: "
-                    f"{capability.reason}"
+                    f"TensorFlow cannot train in {compute} {what}: {capability.reason}"
                 )
+        biased = variance_is_biased(tf, keras, self._device)
+        self._batch_norm = unbiased_batch_norm(keras) if biased else keras.layers.BatchNormalization
         self._copier = ThreadPoolExecutor(1, "copy to device") if gpu else None
         if gpu:
             tf.config.experimental.reset_memory_stats("GPU:0")
         details = tf.config.experimental.get_device_details(gpu) if gpu else {}
         return InForce(
             framework_version=f"{tf.__version__} (Keras {keras.__version__})",
-            device_type="cuda" if gpu else "cpu",
-            device_name=details.get("device_name", "CUDA device") if gpu else "CPU",
-            device_uuid=None,
+            device_type=self._device_type,
+            device_name=details.get("device_name", gpu.name) if gpu else "CPU",
+            device_uuid=gpu_uuid(gpu) if gpu else None,
             layout="nchw" if self._channels_first else "nhwc",
             compile="xla" if self._jit else "graph",
             threads=tf.config.threading.get_intra_op_parallelism_threads(),
@@ -121,22 +122,24 @@ class TensorFlowBackend:
         """See :meth:`harness.protocol.Backend.build`."""
         tf, keras, run = self._tf, self._keras, self._run
         self._network = network
-        with tf.device(self._place_name):
+        with tf.device(self._device):
             self._built = build_model(
                 keras,
                 network,
                 channels_first=self._channels_first,
                 head_dtype=self._float,
-                batch_norm=unbiased_batch_norm(keras),
+                batch_norm=self._batch_norm,
             )
-            self._parameters = [self._built.variables[name] for name in trainable_shapes(network)]
+            self._parameters = [v for v in self._built.variables.values() if v.trainable]
             self._optimizer = build_optimizer(tf, keras, run)
             self._optimizer.build(self._parameters)
-        self._inner = self._optimizer.inner_optimizer if run.scales_loss else self._optimizer
-        self._load(weights)
+        self._scaler: Any = self._optimizer if run.scales_loss else None
+        self._inner: Any = self._scaler.inner_optimizer if self._scaler else self._optimizer
+        write_tensors(weights, self._built)
         self._step = tf.function(self._train, jit_compile=self._jit, autograph=False)
         self._infer = tf.function(self._float_logits, autograph=False)
         self._results: list[tf.Tensor] = []
+        self._poisoned = False
 
     def put(self, images: np.ndarray, labels: np.ndarray) -> _Batch:
         """See :meth:`harness.protocol.Backend.put`."""
@@ -149,7 +152,8 @@ class TensorFlowBackend:
 
     def train_step(self, batch: _Batch) -> None:
         """See :meth:`harness.protocol.Backend.train_step`."""
-        self._results.append(self._step(*batch.result()))
+        self._results.append(self._step(*batch.result(), poisoned=self._poisoned))
+        self._poisoned = False
 
     def take_steps(self) -> list[StepResult]:
         """See :meth:`harness.protocol.Backend.take_steps`."""
@@ -178,43 +182,54 @@ class TensorFlowBackend:
 
     def memory(self) -> DeviceMemory:
         """Peak of the GPU's allocator, which does not tell what it reserved; unknown on the CPU."""
-        if not self._on_gpu:
+        if self._device_type == "cpu":
             return DeviceMemory()
         info = self._tf.config.experimental.get_memory_info("GPU:0")
         return DeviceMemory(allocated_peak_bytes=info["peak"])
 
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""
-        names = trainable_shapes(self._network)
-        scaler = self._optimizer if self._run.scales_loss else None
-        return TrainState(
-            tensors={name: self._to_numpy(v) for name, v in self._built.variables.items()},
-            slots={
-                slot: dict(zip(names, map(self._to_numpy, variables), strict=True))
-                for slot, variables in self._inner.slots().items()
-            },
-            optimizer_steps=int(self._inner.iterations.numpy()),
-            loss_scale=float(scaler.dynamic_scale.numpy()) if scaler else None,
-            clean_steps=int(scaler.step_counter.numpy()) if scaler else None,
-        )
+        return read_state(self._built, self._inner, self._scaler)
 
     def load_state(self, state: TrainState) -> None:
         """See :meth:`harness.protocol.Backend.load_state`."""
-        self._load(state.tensors)
-        for slot, variables in self._inner.slots().items():
-            values = state.slots.get(slot, {})
-            for name, variable in zip(trainable_shapes(self._network), variables, strict=True):
-                # A framework that has taken no step yet has no slots; Keras' start at zero.
-                given = values.get(name)
-                variable.assign(np.zeros(variable.shape) if given is None else native_tensor(given))
-        self._inner.iterations.assign(state.optimizer_steps)
-        if self._run.scales_loss and state.loss_scale is not None:
-            self._optimizer.dynamic_scale.assign(state.loss_scale)
-            self._optimizer.step_counter.assign(state.clean_steps or 0)
+        write_state(state, self._built, self._inner, self._scaler)
+
+    def probe(self, batch: _Batch) -> Probe:
+        """See :meth:`harness.protocol.Backend.probe`."""
+        images, labels = batch.result()
+        return probe_pass(
+            self._tf,
+            self._keras,
+            self._built,
+            self._normalised(images),
+            labels,
+            self._loss,
+            loss_scale=self._loss_scale(),
+            jit=self._jit,
+        )
+
+    def probe_layer(self, layer: str, x: np.ndarray, output_gradient: np.ndarray) -> LayerProbe:
+        """See :meth:`harness.protocol.Backend.probe_layer`."""
+        with self._tf.device(self._device):
+            return probe_layer(
+                self._tf,
+                self._keras,
+                self._built,
+                layer,
+                x,
+                output_gradient,
+                loss_scale=self._loss_scale(),
+                jit=self._jit,
+            )
+
+    def poison_next_gradient(self) -> None:
+        """See :meth:`harness.protocol.Backend.poison_next_gradient`."""
+        self._poisoned = True
 
     def evidence(self, batch: _Batch) -> Evidence:
         """Read the traced graph of the function that is timed; runs nothing."""
-        graph = self._step.get_concrete_function(*batch.result()).graph
+        graph = self._step.get_concrete_function(*batch.result(), poisoned=False).graph
         layers = layer_evidence(graph, set(self._built.layers))
         return Evidence(
             source="operations of the traced graph of the training step"
@@ -230,7 +245,6 @@ class TensorFlowBackend:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
-        # XLA tells of it as an internal error; its text is all there is to tell by.
         return isinstance(error, self._tf.errors.ResourceExhaustedError | MemoryError) or (
             isinstance(error, self._tf.errors.OpError)
             and any(
@@ -244,70 +258,11 @@ class TensorFlowBackend:
         if self._copier is not None:
             self._copier.shutdown()
 
-    def _choose_gpu(self, wanted: str) -> tf.config.PhysicalDevice | None:
-        tf = self._tf
-        gpus = tf.config.list_physical_devices("GPU")
-        if wanted == "cpu" or (wanted == "auto" and not gpus):
-            return None
-        index = int(wanted.partition(":")[2] or 0)
-        if not gpus:
-            raise Unsupported(
-                f"TensorFlow {tf.__version__} finds no CUDA device: "
-                + (
-                    "the driver, the GPU or the CUDA libraries are missing (see nvidia-smi); "
-                    "install tensorflow[and-cuda] in an environment of its own"
-                    if tf.test.is_built_with_cuda()
-                    else "it is a CPU build; install tensorflow[and-cuda] in an environment of its "
-                    "own, or use --device cpu"
-                )
-            )
-        if index >= len(gpus):
-            raise Unsupported(f"there is no {wanted}: TensorFlow sees {len(gpus)} CUDA device(s)")
-        return gpus[index]
-
-    def _configure(self, gpu: tf.config.PhysicalDevice | None, threads: int) -> None:
-        config = self._tf.config
-        try:
-            self._grow_memory()
-            config.set_visible_devices([gpu] if gpu else [], "GPU")
-            config.threading.set_intra_op_parallelism_threads(threads)
-            config.threading.set_inter_op_parallelism_threads(threads)
-        except RuntimeError as error:
-            raise Unsupported(
-                "TensorFlow already runs in this process with other devices or threads "
-                f"({error}); open each run in a fresh process"
-            ) from error
-
-    def _grow_memory(self) -> None:
-        # Otherwise TensorFlow takes the whole GPU at once, and no peak would mean anything.
-        for gpu in self._tf.config.list_physical_devices("GPU"):
-            self._tf.config.experimental.set_memory_growth(gpu, True)
-
-    def _place(self, device: DeviceType) -> str:
-        return "/CPU:0" if device == "cpu" else "/GPU:0"
-
-    def _try(self, place: str, dtype: str, *, channels_first: bool = False) -> Capability:
-        tf = self._tf
-        shape, data_format = ((1, 2, 4, 4), "NCHW") if channels_first else ((1, 4, 4, 2), "NHWC")
-
-        def gradients() -> list[tf.Tensor]:
-            image, kernel = tf.ones(shape, dtype), tf.ones((3, 3, 2, 2), dtype)
-            with tf.GradientTape() as tape:
-                tape.watch([image, kernel])
-                result = tf.nn.conv2d(image, kernel, 1, "VALID", data_format=data_format)
-            return tape.gradient(result, [image, kernel])
-
-        try:
-            with tf.device(place):
-                jit = self._jit if channels_first else False
-                for gradient in tf.function(gradients, jit_compile=jit, autograph=False)():
-                    gradient.numpy()
-        except tf.errors.OpError as error:
-            return Capability(available=False, reason=str(error).splitlines()[0])
-        return Capability(available=True)
+    def _loss_scale(self) -> float:
+        return float(self._scaler.dynamic_scale.numpy()) if self._scaler else 1.0
 
     def _copy(self, images: np.ndarray, labels: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
-        with self._tf.device(self._place_name):
+        with self._tf.device(self._device):
             return self._tf.convert_to_tensor(images), self._tf.convert_to_tensor(labels)
 
     def _normalised(self, images: tf.Tensor) -> tf.Tensor:
@@ -320,30 +275,39 @@ class TensorFlowBackend:
         losses = self._tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         return self._tf.reduce_mean(losses)
 
-    def _train(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """One step, traced; returns loss, loss scale and whether the update was withheld."""
-        tf, optimizer, policy = self._tf, self._optimizer, self._run.loss_scale
+    def _train(self, images: tf.Tensor, labels: tf.Tensor, *, poisoned: bool) -> tf.Tensor:
+        """One step, traced; returns loss, loss scale and whether the update was withheld.
+
+        A poisoned step is a graph of its own, so that the one that is timed has no part in it.
+        """
+        tf, optimizer = self._tf, self._optimizer
         with tf.GradientTape() as tape:
             loss = self._loss(labels, self._built.model(self._normalised(images), training=True))
             scaled_loss = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled_loss, self._parameters)
+        if poisoned:
+            gradients[-1] = tf.concat([[float("inf")], gradients[-1][1:]], 0)
         self._gradient_dtypes = {gradient.dtype.name for gradient in gradients}
-        if not self._run.scales_loss:
+        if self._scaler is None:
             optimizer.apply(gradients, self._parameters)
             return tf.stack([loss, tf.ones_like(loss), tf.zeros_like(loss)])
-        scale = tf.convert_to_tensor(optimizer.dynamic_scale)
+        scale = tf.convert_to_tensor(self._scaler.dynamic_scale)
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, self._parameters)
         skipped = tf.equal(tf.convert_to_tensor(optimizer.iterations), updates)
-        if not policy.dynamic:
-            optimizer.dynamic_scale.assign(scale)
-        elif (policy.growth_factor, policy.backoff_factor) != (2.0, 0.5):
-            # Keras' own factors are fixed.
-            after = tf.convert_to_tensor(optimizer.dynamic_scale)
-            factor = tf.where(after > scale, policy.growth_factor, 1.0)
-            factor = tf.where(after < scale, policy.backoff_factor, factor)
-            optimizer.dynamic_scale.assign(scale * factor)
+        self._follow_policy(scale)
         return tf.stack([loss, scale, tf.cast(skipped, loss.dtype)])
+
+    def _follow_policy(self, before: tf.Tensor) -> None:
+        """Where the policy is not Keras' own (×2, ×0.5), replace the scale that Keras has set."""
+        tf, policy, scale = self._tf, self._run.loss_scale, self._scaler.dynamic_scale
+        if not policy.dynamic:
+            scale.assign(before)
+        elif (policy.growth_factor, policy.backoff_factor) != (2.0, 0.5):
+            after = tf.convert_to_tensor(scale)
+            factor = tf.where(after > before, policy.growth_factor, 1.0)
+            factor = tf.where(after < before, policy.backoff_factor, factor)
+            scale.assign(before * factor)
 
     def _float_logits(self, images: tf.Tensor) -> tf.Tensor:
         """Inference in float32 (float64 in a float64 run), traced."""
@@ -366,16 +330,3 @@ class TensorFlowBackend:
         finally:
             for layer, policy in zip(layers, policies, strict=True):
                 layer.dtype_policy = policy
-
-    def _load(self, values: Weights) -> None:
-        for name, value in values.items():
-            self._built.variables[name].assign(native_tensor(value))
-
-    def _to_numpy(self, variable: Any) -> np.ndarray:
-        return np.ascontiguousarray(canonical_tensor(variable.numpy()))
-
-
-def _usable_cpus() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -16,8 +16,22 @@ if TYPE_CHECKING:
 
 # Casts, views and bookkeeping: they tell nothing about the dtype in which a layer computes.
 _NO_COMPUTE = frozenset(
-    "Cast Identity Reshape Transpose Pad PadV2 Squeeze ExpandDims Tile Slice StridedSlice "
-    "BroadcastTo AssignVariableOp AssignAddVariableOp".split()
+    {
+        "Cast",
+        "Identity",
+        "Reshape",
+        "Transpose",
+        "Pad",
+        "PadV2",
+        "Squeeze",
+        "ExpandDims",
+        "Tile",
+        "Slice",
+        "StridedSlice",
+        "BroadcastTo",
+        "AssignVariableOp",
+        "AssignAddVariableOp",
+    }
 )
 
 

@@ -29,12 +29,15 @@ class BuiltModel:
 
     model: keras.Model
     """Normalised float images in the model's layout → logits."""
-    layers: dict[str, tuple[keras.Layer, ...]]
+    layers: dict[str, tuple[Any, ...]]
     """Canonical name → the Keras layers that do its work, one after the other."""
     outputs: dict[str, keras.KerasTensor]
     """Canonical name → symbolic output."""
     variables: dict[str, keras.Variable]
     """Canonical name → parameter or running statistic."""
+    head: str
+    """Canonical name of the layer that makes the logits."""
+    channels_first: bool
 
 
 def build_model(
@@ -130,7 +133,14 @@ def build_model(
         for name, parts in layers.items()
         for variable in parts[-1].variables
     }
-    return BuiltModel(model=model, layers=layers, outputs=outputs, variables=variables)
+    return BuiltModel(
+        model=model,
+        layers=layers,
+        outputs=outputs,
+        variables=variables,
+        head=head.name,
+        channels_first=channels_first,
+    )
 
 
 def native_tensor(array: np.ndarray) -> np.ndarray:
@@ -141,6 +151,16 @@ def native_tensor(array: np.ndarray) -> np.ndarray:
 def canonical_tensor(array: np.ndarray) -> np.ndarray:
     """The inverse of :func:`native_tensor`."""
     return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+
+
+def native_activation(array: np.ndarray, channels_first: bool) -> np.ndarray:
+    """(N, C, H, W) in the model's layout; (N, features) as it is."""
+    return array.transpose(0, 2, 3, 1) if array.ndim == 4 and not channels_first else array
+
+
+def canonical_activation(array: np.ndarray, channels_first: bool) -> np.ndarray:
+    """The inverse of :func:`native_activation`."""
+    return array.transpose(0, 3, 1, 2) if array.ndim == 4 and not channels_first else array
 
 
 def _lowest_padding(keras: ModuleType) -> type[keras.layers.ZeroPadding2D]:
