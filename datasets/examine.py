@@ -1,8 +1,10 @@
 """Read every file of a listing once: is it whole, what is in it, what does it look like."""
 
 import hashlib
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +17,14 @@ from datasets.decode import (
     read_file,
     resize,
 )
-from datasets.duplicates import THUMBNAIL_SIZE, perceptual_hash
+from datasets.duplicates import THUMBNAIL_SIZE, grey_thumbnail
 from datasets.errors import Progress
 from datasets.parallel import ordered_map
 from datasets.sources import Listing, Quarantined
 
 _FILES_PER_TASK = 32
+_SIZE = 64
+"""Side of the squashed photo that colours and thumbnails are taken from."""
 _LARGE_PIXELS = 89_478_485
 """Where Pillow warns of a decompression bomb; it refuses at twice as many."""
 
@@ -31,7 +35,7 @@ class _Facts:
 
     digest: bytes
     pixel_digest: bytes
-    perceptual: npt.NDArray[np.uint64]
+    thumbnail: npt.NDArray[np.uint8]
     channel_sums: npt.NDArray[np.float64]
     channel_square_sums: npt.NDArray[np.float64]
     format: str
@@ -42,7 +46,7 @@ class _Facts:
 
 @dataclass(kw_only=True)
 class Examination:
-    """The readable files of a listing, in its order, as columns (about 60 bytes a file)."""
+    """The readable files of a listing, in its order, as columns (56 bytes a file)."""
 
     rows: npt.NDArray[np.int64]
     """Index into the listing of each readable file, ascending, shape (N,)."""
@@ -50,8 +54,8 @@ class Examination:
     """SHA-256 of each file's bytes, shape (N, 32)."""
     pixel_digests: npt.NDArray[np.uint8]
     """BLAKE2b-128 of each photo's size and upright RGB pixels, shape (N, 16)."""
-    perceptual: npt.NDArray[np.uint64]
-    """Perceptual hash of each photo, shape (N, 4)."""
+    thumbnails: npt.NDArray[np.uint8]
+    """Grey thumbnail of each photo, shape (N, 32, 32), mapped from a file without a name."""
     quarantined: list[Quarantined]
     formats: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
@@ -68,7 +72,7 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
     """Decode every file with all cores; unreadable ones are quarantined with their reason."""
     count = len(listing.paths)
     rows, quarantined = bytearray(), list(listing.quarantined)
-    digests, pixel_digests, perceptual = bytearray(), bytearray(), bytearray()
+    digests, pixel_digests = bytearray(), bytearray()
     formats: Counter[str] = Counter()
     modes: Counter[str] = Counter()
     sizes: Counter[tuple[int, int]] = Counter()
@@ -81,7 +85,7 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
 
     progress("reading photos", 0, count)
     row = 0
-    with pillow_warnings_ignored():
+    with pillow_warnings_ignored(), tempfile.TemporaryFile() as thumbnail_file:
         for chunk in ordered_map(examine_chunk, range(0, count, _FILES_PER_TASK)):
             for facts in chunk:
                 if isinstance(facts, str):
@@ -90,7 +94,7 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
                     rows += row.to_bytes(8, "little")
                     digests += facts.digest
                     pixel_digests += facts.pixel_digest
-                    perceptual += facts.perceptual.tobytes()
+                    thumbnail_file.write(facts.thumbnail.tobytes())
                     formats[facts.format] += 1
                     modes[facts.mode] += 1
                     sizes[facts.size] += 1
@@ -99,14 +103,15 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
                     square_sums += facts.channel_square_sums
                 row += 1
             progress("reading photos", row, count)
-    readable = len(rows) // 8
-    values = max(readable, 1) * THUMBNAIL_SIZE**2 * 255.0
+        readable = len(rows) // 8
+        thumbnails = _map_thumbnails(thumbnail_file, readable)
+    values = max(readable, 1) * _SIZE**2 * 255.0
     mean = sums / values
     return Examination(
         rows=np.frombuffer(rows, "<i8").astype(np.int64),
         digests=np.frombuffer(digests, np.uint8).reshape(-1, 32),
         pixel_digests=np.frombuffer(pixel_digests, np.uint8).reshape(-1, 16),
-        perceptual=np.frombuffer(perceptual, np.uint64).reshape(readable, -1),
+        thumbnails=thumbnails,
         quarantined=sorted(quarantined, key=lambda bad: bad.path),
         formats=formats,
         modes=modes,
@@ -130,12 +135,12 @@ def _examine_file(listing: Listing, path: str) -> _Facts | str:
         return str(error)
     pixels = hashlib.blake2b(repr(photo.rgb.size).encode(), digest_size=16)
     pixels.update(photo.rgb.tobytes())
-    thumbnail = resize(photo.rgb, THUMBNAIL_SIZE, "squash")
+    thumbnail = resize(photo.rgb, _SIZE, "squash")
     values = thumbnail.reshape(-1, 3).astype(np.float64)
     return _Facts(
         digest=digest.digest(),
         pixel_digest=pixels.digest(),
-        perceptual=perceptual_hash(thumbnail),
+        thumbnail=grey_thumbnail(thumbnail),
         channel_sums=values.sum(axis=0),
         channel_square_sums=np.square(values).sum(axis=0),
         format=photo.format,
@@ -143,6 +148,12 @@ def _examine_file(listing: Listing, path: str) -> _Facts | str:
         size=photo.rgb.size,
         notes=(*photo.notes, *_name_notes(path, photo)),
     )
+
+
+def _map_thumbnails(file: IO[bytes], count: int) -> npt.NDArray[np.uint8]:
+    shape = (count, THUMBNAIL_SIZE, THUMBNAIL_SIZE)
+    file.flush()
+    return np.memmap(file, np.uint8, "r", shape=shape) if count else np.zeros(shape, np.uint8)
 
 
 _SUFFIXES = {

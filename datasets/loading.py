@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from datasets.archives import ARCHIVE_SUFFIXES, extract_archive, is_archive
 from datasets.csv_source import list_csv
-from datasets.duplicates import duplicate_groups
+from datasets.duplicates import Duplicates, find_duplicates
 from datasets.errors import DataError, Progress, no_progress
 from datasets.examine import Examination, examine
 from datasets.manifest import Manifest, common_root
 from datasets.places import cache_root
 from datasets.sample import sample_folder
-from datasets.sources import Listing, list_folder
-from datasets.splits import leaked, stratified_split
+from datasets.sources import VAL, Listing, list_folder
+from datasets.splits import k_fold_split, leaked, stratified_split
 
 SAMPLE = "sample"
 
@@ -27,8 +27,7 @@ class Scan:
 
     manifest: Manifest
     examination: Examination
-    groups: npt.NDArray[np.int64]
-    """Duplicate group of each photo of the manifest, shape (N,)."""
+    duplicates: Duplicates
     split_given: bool
     """Whether the source itself gave the split."""
 
@@ -38,6 +37,7 @@ def load_manifest(
     *,
     seed: int,
     val_fraction: float = 0.2,
+    fold: tuple[int, int] | None = None,
     cache_dir: Path | None = None,
     strict: bool = False,
     progress: Progress | None = None,
@@ -47,6 +47,7 @@ def load_manifest(
         source,
         seed=seed,
         val_fraction=val_fraction,
+        fold=fold,
         cache_dir=cache_dir,
         strict=strict,
         progress=progress,
@@ -58,6 +59,7 @@ def scan(
     *,
     seed: int,
     val_fraction: float = 0.2,
+    fold: tuple[int, int] | None = None,
     cache_dir: Path | None = None,
     strict: bool = False,
     progress: Progress | None = None,
@@ -69,6 +71,8 @@ def scan(
             these, or a manifest CSV.
         seed: of the stratified split, used where the source gives no split.
         val_fraction: share of each class that validates, used where the source gives no split.
+        fold: ``(number, count)``, number from 1: validate on that fold of a stratified k-fold
+            split instead, also where the source gives a split.
         cache_dir: where archives are unpacked; by default the user's cache folder.
         strict: whether a single quarantined file is an error.
         progress: told how many photos have been read.
@@ -86,19 +90,17 @@ def scan(
         )
     labels = listing.labels[examination.rows]
     _check_every_class_is_usable(listing, labels, examination)
-    groups = duplicate_groups(
-        examination.digests, examination.pixel_digests, examination.perceptual
+    duplicates = find_duplicates(
+        examination.digests, examination.pixel_digests, examination.thumbnails
     )
-    warnings = list(listing.warnings)
-    if listing.splits is None:
+    groups = duplicates.groups
+    if fold is not None:
+        splits = k_fold_split(labels, groups, seed=seed, fold=fold)
+    elif listing.splits is None:
         splits = stratified_split(labels, groups, seed=seed, val_fraction=val_fraction)
     else:
         splits = listing.splits[examination.rows]
-        leaks = len(leaked(splits, groups))
-        if leaks:
-            warnings.append(f"{leaks} validation photos have a duplicate among the training photos")
-    for label in np.flatnonzero(np.bincount(labels, minlength=len(listing.classes)) == 1):
-        warnings.append(f"class {listing.classes[label]!r} has one photo, which trains")
+    warnings = [*listing.warnings, *_split_warnings(listing.classes, labels, splits, groups)]
     if not len(splits) or splits.min() == splits.max():
         raise DataError(f"{source}: the split leaves training or validation without photos")
     rows: list[int] = examination.rows.tolist()
@@ -117,8 +119,8 @@ def scan(
     return Scan(
         manifest=manifest,
         examination=examination,
-        groups=groups,
-        split_given=listing.splits is not None,
+        duplicates=duplicates,
+        split_given=listing.splits is not None and fold is None,
     )
 
 
@@ -147,6 +149,30 @@ def locate(source: str | Path, *, cache_dir: Path | None, progress: Progress) ->
         f"{path}: not a dataset; give a folder of class folders, an archive of one "
         f"({', '.join(ARCHIVE_SUFFIXES)}) or a manifest CSV"
     )
+
+
+def _split_warnings(
+    classes: tuple[str, ...],
+    labels: npt.NDArray[np.int64],
+    splits: npt.NDArray[np.int8],
+    groups: npt.NDArray[np.int64],
+) -> list[str]:
+    warnings = []
+    leaks = leaked(splits, groups)
+    if len(leaks):
+        warnings.append(
+            f"{len(leaks)} validation photos have a duplicate among the training photos: their "
+            "accuracy says little"
+        )
+    totals = np.bincount(labels, minlength=len(classes))
+    val = np.bincount(labels[splits == VAL], minlength=len(classes))
+    for label, name in enumerate(classes):
+        if totals[label] == 1:
+            warnings.append(f"class {name!r} has one photo; a class needs two to be validated")
+        elif val[label] in (0, totals[label]):
+            where = "validation" if val[label] == 0 else "training"
+            warnings.append(f"class {name!r} has no photo in {where}")
+    return warnings
 
 
 def _check_every_class_is_usable(
