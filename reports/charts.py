@@ -193,8 +193,9 @@ def _binned(losses: Sequence[float], width: int) -> list[tuple[float, float | No
     points: list[tuple[float, float | None]] = []
     for start in range(0, len(losses), width):
         part = losses[start : start + width]
-        mean = math.fsum(part) / len(part) if all(map(math.isfinite, part)) else None
-        points.append((start + (len(part) + 1) / 2, mean))
+        # Divided before they are added, so that losses near the largest float do not overflow.
+        mean = sum(loss / len(part) for loss in part)
+        points.append((start + (len(part) + 1) / 2, mean if math.isfinite(mean) else None))
     return points
 
 
