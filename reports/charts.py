@@ -21,7 +21,7 @@ _BACKEND_COLOURS = ("var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c
 DASHES = ("none", "5 3", "2 2", "8 3 2 3", "1 3", "6 2")
 """Line patterns in the order of curves, so that they can be told apart without colour."""
 
-MAX_POINTS = 400
+MAX_POINTS = 200
 """A longer curve is drawn as means over bins of steps."""
 
 _PLOT_WIDTH = 290

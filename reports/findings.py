@@ -81,12 +81,12 @@ def warnings(results: Results) -> list[str]:
         found.append(
             "The float32 arms do not start from the same loss: relative difference of the first "
             f"step's loss {', '.join(far)}, above {SAME_START_TOLERANCE:g}. "
-            "The frameworks did not train the same network on the same data."
+            "The frameworks did not start from the same network and data."
         )
     if results.study is not None and not results.study.finished:
         waiting = [cell.arm for cell in results.cells if cell.status == NOT_RUN_YET]
         if waiting:
-            found.append(f"The study is not finished: not run yet {_listed(waiting)}.")
+            found.append(f"The study is not finished: not run yet: {_listed(waiting)}.")
     found += [f"{record.arm}: {text}" for record in results.records for text in record.warnings]
     return found
 

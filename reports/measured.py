@@ -71,8 +71,8 @@ def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | 
             caption="Throughput of each arm",
             columns=(
                 "Arm",
-                "Timed windows",
-                "Timed steps",
+                "Windows",
+                "Steps",
                 "Median images/s",
                 "Lowest",
                 "Highest",

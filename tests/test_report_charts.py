@@ -45,8 +45,8 @@ def test_losses_without_one_number_still_have_an_axis():
     assert low < high
 
 
-def test_a_curve_of_any_length_has_at_most_400_points():
-    assert [charts.bin_steps(steps) for steps in (1, 400, 401, 4000)] == [1, 1, 2, 10]
+def test_a_curve_of_any_length_has_at_most_200_points():
+    assert [charts.bin_steps(steps) for steps in (1, 200, 201, 4000)] == [1, 1, 2, 20]
 
 
 def test_losses_near_the_largest_float_are_drawn():
