@@ -30,18 +30,24 @@ class LossScalePolicy(BaseModel):
     @classmethod
     def parse(cls, text: str) -> LossScalePolicy:
         """Read ``dynamic``, ``dynamic:1024`` (dynamic, starting there) or ``1024`` (fixed)."""
-        match = re.fullmatch(r"(?:(dynamic)(?::([0-9.]+))?|([0-9.]+))", text.strip())
+        number = r"(\d+(?:\.\d+)?)"
+        match = re.fullmatch(rf"(dynamic)(?::{number})?|{number}", text.strip(), re.ASCII)
         if match is None:
             raise ValueError(
                 f"loss scale {text!r} is not understood; give dynamic, dynamic:1024 or a number"
             )
         dynamic, start, fixed = match.groups()
         initial = float(start or fixed or cls.model_fields["initial"].default)
+        if not 1 <= initial <= 2**24:
+            raise ValueError(
+                f"loss scale {text!r} is out of range; give a number from 1 to {2**24}"
+            )
         return cls(dynamic=bool(dynamic), initial=initial)
 
     def __str__(self) -> str:
         """The text that :meth:`parse` reads back."""
-        return f"dynamic:{self.initial:g}" if self.dynamic else f"{self.initial:g}"
+        initial = repr(self.initial).removesuffix(".0")
+        return f"dynamic:{initial}" if self.dynamic else initial
 
 
 class RunConfig(BaseModel):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -178,7 +178,7 @@ class EnvironmentPart(_Part):
 class Record(_Part):
     """One finished arm: ``records/<arm>.json`` of a study, ``record.json`` of a single run."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     arm: str
     status: Status
     reason: str | None = None
@@ -209,7 +209,7 @@ class Record(_Part):
 class Study(_Part):
     """``study.json``: what a comparison set out to do; its results lie in ``records/``."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     created: str
     harness_version: str
     command: str
