@@ -188,7 +188,7 @@ def test_shapes_of_lenet_are_those_on_paper():
 def test_images_too_small_for_lenet_are_refused_with_the_layer_that_has_nothing_left():
     # 16 → 12 → 6 → 2 → 1, but 15 → 11 → 5 → 1 → 0.
     assert output_shapes(build_network("lenet", classes=2, image_size=16))["pool2"] == (50, 1, 1)
-    with pytest.raises(ValueError, match="15 px are too small for lenet.*pool2.*larger image"):
+    with pytest.raises(ValueError, match=r"15 px are too small for lenet.*pool2.*larger image"):
         build_network("lenet", classes=2, image_size=15)
 
 
