@@ -136,7 +136,7 @@ def configure(options: dict[str, Any], **fixed: Any) -> RunConfig:
         return RunConfig.model_validate(preset | given | fixed)
     except ValidationError as error:
         first = error.errors()[0]
-        flag = " ".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
+        flag = _flag(str(first["loc"][0])) if first["loc"] else ""
         text = first["msg"].removeprefix("Value error, ")
         raise click.UsageError(f"{flag}: {text}" if flag else text) from error
 
@@ -153,7 +153,8 @@ def preset_name(options: dict[str, Any]) -> str:
 
 def repeat_command(run: RunConfig) -> str:
     """The command line that repeats ``run`` alone, on this version, whatever the presets become."""
-    words = ["python", "-m", "harness", "--backend", run.backend]
+    # One preset on every machine: without it, one with a GPU would take another.
+    words = ["python", "-m", "harness", "--preset", "quick", "--backend", run.backend]
     if run.precision != "fp32":
         words.append("--amp")
     skipped = {"backend", "precision"}
@@ -162,12 +163,17 @@ def repeat_command(run: RunConfig) -> str:
         # A preset might say otherwise, so everything that one can set is spelled out.
         if name in skipped or value is None or (value == field.default and name not in _PRESET):
             continue
-        flag = "--timeout" if name == "timeout_s" else f"--{name.replace('_', '-')}"
+        flag = _flag(name)
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+            words += [flag, str(value)]
     return shlex.join(words)
+
+
+def _flag(field: str) -> str:
+    """The option that sets ``field`` of a run."""
+    return f"--{field.removesuffix('_s').replace('_', '-')}"
 
 
 _PRESET = frozenset(
