@@ -1,5 +1,6 @@
 """Download Food-101 from its publisher: streamed, resumed where it broke off, checked."""
 
+import errno
 import hashlib
 import http.client
 import os
@@ -59,10 +60,16 @@ def download(
             _download_rest(url, partial, progress)
             break
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code < 500 and error.code != 429:
                 raise DataError(f"{url}: the server answers {error.code} {error.reason}") from error
             reason: Exception = error
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DataError(
+                    f"{partial.parent}: the disk is full; make room and run it again, it goes on "
+                    f"after {_size(partial):,} bytes"
+                ) from error
             reason = error
         failures = 1 if _size(partial) > before else failures + 1
         if failures >= _ATTEMPTS:
@@ -92,6 +99,7 @@ def _download_rest(url: str, partial: Path, progress: Progress) -> None:
     except urllib.error.HTTPError as error:
         # 416: nothing is left to send; the MD5 tells whether that is right.
         if error.code == 416 and have:
+            error.close()
             return
         raise
     with response:

@@ -91,7 +91,7 @@ def scan(
     labels = listing.labels[examination.rows]
     _check_every_class_is_usable(listing, labels, examination)
     duplicates = find_duplicates(
-        examination.digests, examination.pixel_digests, examination.thumbnails
+        labels, examination.digests, examination.pixel_digests, examination.thumbnails
     )
     groups = duplicates.groups
     if fold is not None:
@@ -102,7 +102,10 @@ def scan(
         splits = listing.splits[examination.rows]
     warnings = [*listing.warnings, *_split_warnings(listing.classes, labels, splits, groups)]
     if not len(splits) or splits.min() == splits.max():
-        raise DataError(f"{source}: the split leaves training or validation without photos")
+        raise DataError(
+            f"{source}: the split leaves training or validation without photos (photos that are "
+            "duplicates of each other stay together); add photos that differ"
+        )
     rows: list[int] = examination.rows.tolist()
     root, paths = common_root(listing.root, [listing.paths[row] for row in rows])
     manifest = Manifest(

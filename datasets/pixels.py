@@ -45,7 +45,8 @@ class CachedPixels:
         self.labels = labels[0]
         self.train = np.flatnonzero(labels[1] == 0)
         self.val = np.flatnonzero(labels[1] == 1)
-        self._images = np.load(images_path, mmap_mode="r", allow_pickle=False)
+        # A plain view: np.memmap would make a subclass of each batch.
+        self._images = np.asarray(np.load(images_path, mmap_mode="r", allow_pickle=False))
 
     def images(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return copies of the cached images."""

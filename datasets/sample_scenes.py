@@ -72,7 +72,7 @@ def draw_scene(dish: Dish, rng: random.Random) -> Image.Image:
     _draw_plate(draw, radius, rng)
     dish(draw, radius, rng)
     squeeze = rng.uniform(0.78, 1.0)
-    layer = layer.rotate(rng.uniform(0, 360), Image.Resampling.BICUBIC)
+    layer = layer.rotate(rng.uniform(0, 360), Image.Resampling.BILINEAR)
     layer = layer.resize((CANVAS, round(CANVAS * squeeze)), Image.Resampling.BILINEAR)
     reach = CANVAS // 12
     place = (
@@ -125,7 +125,7 @@ def _draw_table(rng: random.Random) -> Image.Image:
                 draw.line(vein, fill=shade, width=rng.randint(1, 4))
             else:
                 disc(draw, x, y, rng.uniform(1, 3 if kind == "slate" else 26), shade)
-    table = table.rotate(rng.uniform(0, 360), Image.Resampling.BILINEAR)
+    table = table.rotate(rng.uniform(0, 360))  # the blur below hides the steps
     corner = (table.width - CANVAS) // 2
     table = table.crop((corner, corner, corner + CANVAS, corner + CANVAS))
     return table.filter(ImageFilter.GaussianBlur(rng.uniform(0.5, 2.5)))

@@ -22,7 +22,9 @@ def png_bytes(seed):
     return buffer.getvalue()
 
 
-MEMBERS = {f"{name}/{n}.png": png_bytes(n + 10 * c) for c, name in enumerate("ab") for n in range(3)}
+MEMBERS = {
+    f"{name}/{n}.png": png_bytes(n + 10 * c) for c, name in enumerate("ab") for n in range(3)
+}
 
 
 def write_zip(path, members=MEMBERS, *, prefix="", **options):
@@ -72,7 +74,9 @@ def test_a_zip_with_or_without_outer_folders_gives_the_same_manifest(prefix, tmp
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"])
-@pytest.mark.parametrize("tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+@pytest.mark.parametrize(
+    "tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT]
+)
 def test_every_kind_of_tar_gives_the_same_manifest(suffix, tar_format, tmp_path):
     path = tmp_path / f"food{suffix}"
     path.write_bytes(compress(tar_bytes(prefix="./food/", tar_format=tar_format), suffix))
@@ -98,9 +102,23 @@ def write_raw_names(path, names, *, flag=0, extra=None):
     for number, name in enumerate(names):
         body, offset = png_bytes(number), len(out)
         more = extra(name) if extra else b""
-        common = struct.pack("<HHHHHLLLHH", 20, flag, 0, 0, 0x5A21, zlib.crc32(body), len(body), len(body), len(name), len(more))  # fmt: skip
+        common = struct.pack(
+            "<HHHHHLLLHH",
+            20,
+            flag,
+            0,
+            0,
+            0x5A21,
+            zlib.crc32(body),
+            len(body),
+            len(body),
+            len(name),
+            len(more),
+        )
         out += b"PK\3\4" + common + name + more + body
-        directory += b"PK\1\2\x14\3" + common + struct.pack("<HHHLL", 0, 0, 0, 0, offset) + name + more  # fmt: skip
+        directory += (
+            b"PK\1\2\x14\3" + common + struct.pack("<HHHLL", 0, 0, 0, 0, offset) + name + more
+        )
     end = struct.pack("<HHHHLLH", 0, 0, len(names), len(names), len(directory), len(out), 0)
     path.write_bytes(out + directory + b"PK\5\6" + end)
 
@@ -127,13 +145,21 @@ def test_the_unicode_name_field_of_info_zip_wins(tmp_path):
         field = b"\1" + struct.pack("<L", zlib.crc32(name)) + text
         return struct.pack("<HH", 0x7075, len(field)) + field
 
-    raw = [f"cr?me{c}".encode() + f"\x81/photo{n}.png".encode("latin-1") for c in "ab" for n in range(2)]  # fmt: skip
+    raw = [
+        f"cr?me{c}".encode() + f"\x81/photo{n}.png".encode("latin-1")
+        for c in "ab"
+        for n in range(2)
+    ]
     write_raw_names(tmp_path / "food.zip", raw, extra=unicode_path)
     assert load(tmp_path / "food.zip", tmp_path).classes == ("crémea", "crémeb")
 
 
 def test_decomposed_names_of_macos_become_composed(tmp_path):
-    members = {f"{name}/{n}.png": png_bytes(hash_of(name) + n) for name in ("cafe\u0301", "tea") for n in range(2)}  # fmt: skip
+    members = {
+        f"{name}/{n}.png": png_bytes(hash_of(name) + n)
+        for name in ("cafe\u0301", "tea")
+        for n in range(2)
+    }
     assert load(write_zip(tmp_path / "f.zip", members), tmp_path).classes == ("caf\u00e9", "tea")
 
 
@@ -142,13 +168,17 @@ def hash_of(name):
 
 
 def test_backslashes_of_windows_zips_part_folders(tmp_path):
-    write_raw_names(tmp_path / "food.zip", [f"{c}\\photo{n}.png".encode() for c in "ab" for n in range(2)])  # fmt: skip
+    write_raw_names(
+        tmp_path / "food.zip", [f"{c}\\photo{n}.png".encode() for c in "ab" for n in range(2)]
+    )
     assert load(tmp_path / "food.zip", tmp_path).classes == ("a", "b")
 
 
 def test_tar_names_in_another_code_page_are_read(tmp_path):
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="gbk") as archive:  # fmt: skip
+    with tarfile.open(
+        fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="gbk"
+    ) as archive:
         for number, name in enumerate(["北京/1.png", "北京/2.png", "上海/1.png"]):
             info = tarfile.TarInfo(name)
             data = png_bytes(number)
@@ -158,7 +188,16 @@ def test_tar_names_in_another_code_page_are_read(tmp_path):
     assert set(load(tmp_path / "food.tar", tmp_path).classes) == {"北京", "上海"}
 
 
-ESCAPES = ["../evil.png", "a/../../evil.png", "/evil.png", "C:/evil.png", "C:evil.png", "..\\evil.png", "a/..", "\\evil.png"]  # fmt: skip
+ESCAPES = [
+    "../evil.png",
+    "a/../../evil.png",
+    "/evil.png",
+    "C:/evil.png",
+    "C:evil.png",
+    "..\\evil.png",
+    "a/..",
+    "\\evil.png",
+]
 
 
 @pytest.mark.parametrize("name", ESCAPES)
@@ -183,13 +222,15 @@ def test_a_tar_member_that_leads_out_refuses_the_archive(name, tmp_path):
     assert not [name for name in files_below(tmp_path) if "evil" in name]
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
 def test_a_tar_with_links_or_devices_is_refused(kind, tmp_path):
     info = tarfile.TarInfo("a/link.png")
     info.type = kind
     info.linkname = "/etc/passwd"
     (tmp_path / "food.tar").write_bytes(tar_bytes(extra=[info]))
-    with pytest.raises(DataError, match="'a/link.png' is a link, device or sparse"):
+    with pytest.raises(DataError, match=r"'a/link.png' is a link, device or sparse"):
         load(tmp_path / "food.tar", tmp_path)
 
 
@@ -198,7 +239,7 @@ def test_a_zip_with_a_symbolic_link_is_refused(tmp_path):
     info.external_attr = 0o120777 << 16
     with zipfile.ZipFile(write_zip(tmp_path / "food.zip"), "a") as archive:
         archive.writestr(info, "/etc/passwd")
-    with pytest.raises(DataError, match="'a/link.png' is a link"):
+    with pytest.raises(DataError, match=r"'a/link.png' is a link"):
         load(tmp_path / "food.zip", tmp_path)
 
 
@@ -206,7 +247,7 @@ def test_a_zip_with_a_symbolic_link_is_refused(tmp_path):
 def test_the_same_member_twice_is_refused(tmp_path):
     with zipfile.ZipFile(write_zip(tmp_path / "food.zip"), "a") as archive:
         archive.writestr("a/0.png", png_bytes(5))
-    with pytest.raises(DataError, match="holds 'a/0.png' twice"):
+    with pytest.raises(DataError, match=r"holds 'a/0.png' twice"):
         load(tmp_path / "food.zip", tmp_path)
 
 
@@ -260,13 +301,13 @@ def test_a_cut_archive_is_one_clear_line(suffix, share, tmp_path):
     else:
         path.write_bytes(compress(tar_bytes(), suffix))
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    try:
-        manifest = load(path, tmp_path)
-    except DataError as error:
-        assert "\n" not in str(error)
-    else:
-        # Only the padding at the end of a tar was cut.
-        assert len(manifest.entries) == 6
+    if suffix == ".tar" and share > 0.9:
+        # Only the padding at the end was cut.
+        assert len(load(path, tmp_path).entries) == 6
+        return
+    with pytest.raises(DataError) as error:
+        load(path, tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_zip_with_a_damaged_member_is_refused(tmp_path):
@@ -283,7 +324,11 @@ def test_archives_within_an_archive_are_explained(tmp_path):
     with pytest.raises(DataError, match="no class folders"):
         load(tmp_path / "outer.zip", tmp_path)
     write_zip(tmp_path / "mixed.zip", MEMBERS | {"a/inner.zip": inner})
-    assert load(tmp_path / "mixed.zip", tmp_path).quarantined[0].reason.startswith("not an image: an archive")  # fmt: skip
+    assert (
+        load(tmp_path / "mixed.zip", tmp_path)
+        .quarantined[0]
+        .reason.startswith("not an image: an archive")
+    )
 
 
 def test_an_empty_archive_is_refused(tmp_path):
@@ -336,7 +381,9 @@ def test_after_a_full_disk_unpacking_goes_on_where_it_stopped(suffix, tmp_path, 
     with pytest.raises(DataError, match="is full; make room for at least"):
         load(path, tmp_path)
     copied.clear()
-    monkeypatch.setattr(archives.shutil, "copyfileobj", lambda s, t, n: (copied.append(s), t.write(s.read())))  # fmt: skip
+    monkeypatch.setattr(
+        archives.shutil, "copyfileobj", lambda s, t, n: (copied.append(s), t.write(s.read()))
+    )
     manifest = load(path, tmp_path)
     assert len(copied) == 3
     assert [entry.path.read_bytes() for entry in manifest.entries] == list(MEMBERS.values())

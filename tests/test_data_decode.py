@@ -32,7 +32,9 @@ def png(width, height, bit_depth, colour_type, rows: bytes, *chunks: tuple[bytes
     """A PNG written by hand (ISO/IEC 15948), so that Pillow is not its own witness."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">L", len(body)) + kind + body + struct.pack(">L", zlib.crc32(kind + body))
+        return (
+            struct.pack(">L", len(body)) + kind + body + struct.pack(">L", zlib.crc32(kind + body))
+        )
 
     header = struct.pack(">LLBBBBB", width, height, bit_depth, colour_type, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
@@ -59,7 +61,10 @@ def test_16_bit_colour_keeps_its_level_within_one():
     assert np.abs(pixels(decode(png(1, 1, 16, 2, rows)))[0, 0] - [255, 128, 1]).max() <= 1
 
 
-@pytest.mark.parametrize(("bits", "rows", "grey"), [(1, b"\0\x40", [0, 255]), (2, b"\0\x60", [85, 170]), (4, b"\0\x1e", [17, 238])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bits", "rows", "grey"),
+    [(1, b"\0\x40", [0, 255]), (2, b"\0\x60", [85, 170]), (4, b"\0\x1e", [17, 238])],
+)
 def test_grey_of_few_bits_fills_the_range(bits, rows, grey):
     assert pixels(decode(png(2, 1, bits, 0, rows)))[0, :, 0].tolist() == grey
 
@@ -114,7 +119,9 @@ def icc_profile(space: bytes, connection: bytes, tags: dict[bytes, bytes]) -> by
         table += name + struct.pack(">LL", start + len(body), len(content))
         body += content
     kind = b"mntr" if space == b"RGB " else b"prtr"
-    header = struct.pack(">L4sL4s4s4s", start + len(body), b"\0" * 4, 0x02100000, kind, space, connection)  # fmt: skip
+    header = struct.pack(
+        ">L4sL4s4s4s", start + len(body), b"\0" * 4, 0x02100000, kind, space, connection
+    )
     header += b"\0" * 12 + b"acsp" + b"\0" * 28 + struct.pack(">3L", 0xF6D6, 0x10000, 0xD32D)
     return header.ljust(128, b"\0") + struct.pack(">L", len(tags)) + table + body
 
@@ -158,7 +165,7 @@ def test_an_embedded_rgb_profile_is_converted_to_srgb():
 
 
 def cmyk_profile() -> bytes:
-    """A CMYK profile whose lookup table has two points an ink: Lab chosen for each of 16 corners."""
+    """A CMYK profile of two points an ink: Lab chosen for each of the 16 corners."""
     corners = []
     for corner in range(16):  # C is the slowest, K the fastest
         cyan, magenta, yellow, black = (corner >> shift & 1 for shift in (3, 2, 1, 0))
@@ -168,7 +175,9 @@ def cmyk_profile() -> bytes:
         corners.append(bytes([round(lab[0] * 2.55), lab[1] + 128, lab[2] + 128]))
     identity = b"".join(struct.pack(">9l", *[65536 * (i % 4 == 0) for i in range(9)]) for _ in "x")
     ramp = bytes(range(256))
-    table = b"mft1\0\0\0\0" + bytes([4, 3, 2, 0]) + identity + ramp * 4 + b"".join(corners) + ramp * 3
+    table = (
+        b"mft1\0\0\0\0" + bytes([4, 3, 2, 0]) + identity + ramp * 4 + b"".join(corners) + ramp * 3
+    )
     return icc_profile(
         b"CMYK",
         b"Lab ",
@@ -296,7 +305,11 @@ def tiff(tags: list[tuple[int, int, int]], data: bytes) -> bytes:
     start = 8 + len(data) + len(data) % 2
     body = b"II*\0" + struct.pack("<L", start) + data.ljust(start - 8, b"\0")
     body += struct.pack("<H", len(tags))
-    return body + b"".join(struct.pack("<HHLL", tag, kind, 1, value) for tag, kind, value in tags) + b"\0" * 4  # fmt: skip
+    return (
+        body
+        + b"".join(struct.pack("<HHLL", tag, kind, 1, value) for tag, kind, value in tags)
+        + b"\0" * 4
+    )
 
 
 @pytest.mark.parametrize(("photometric", "grey"), [(0, [255, 245]), (1, [0, 10])])
@@ -307,7 +320,9 @@ def test_a_16_bit_tiff_whose_zero_is_white_is_inverted(photometric, grey):
     assert pixels(photo)[0, :, 0].tolist() == grey
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "LAB", "I;16", "F"])  # fmt: skip
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "LAB", "I;16", "F"]
+)
 def test_every_mode_that_tiff_can_store_is_decoded(mode):
     image = Image.new(mode, (3, 2))
     photo = decode(encoded(image, "TIFF"))
