@@ -61,6 +61,8 @@ class ComparisonRow:
     """What differs between the two arms besides precision."""
     gaps: tuple[str, ...]
     """Why an arm has no result, for each such arm."""
+    warnings: tuple[str, ...]
+    """What the runner warned of, by arm."""
     notes: tuple[str, ...]
     """What else a reader must know to read this row right."""
 
@@ -113,6 +115,11 @@ def _row(backend: str, arms: Mapping[str, Cell]) -> ComparisonRow:
         loss_step=loss_step,
         differences=tuple(differences(*both)) if both else (),
         gaps=tuple(_gaps(arms)),
+        warnings=tuple(
+            f"{precision_name(name)}: {text}"
+            for name, record in records.items()
+            for text in record.warnings
+        ),
         notes=tuple(_notes(backend, arms, lengths, gain)),
     )
 
@@ -206,11 +213,6 @@ def _notes(
             f"fp32 took {fp32} steps and AMP {amp}; the losses are those of step {min(lengths)}, "
             "the last that both took, and the accuracies are those of unequal training"
         )
-    for cell in arms.values():
-        skipped = sum(cell.record.steps.skipped) if cell.record else 0
-        if skipped:
-            steps = "step" if skipped == 1 else "steps"
-            yield f"{precision_name(cell.precision)} skipped {skipped} {steps} on overflow"
     amp_cell = arms.get("amp")
     if backend == "paddle" and amp_cell is not None and not _ran_on_gpu(amp_cell):
         yield PADDLE_AMP_NOTE

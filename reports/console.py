@@ -51,7 +51,7 @@ def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
     notes = [
         Text.assemble((f"{printable(row.backend)}: ", "bold"), printable(note))
         for row in rows
-        for note in (*row.gaps, *row.notes)
+        for note in (*row.gaps, *row.warnings, *row.notes)
     ]
     if any(row.speedup.ratio is not None for row in rows):
         notes.append(Text(_SPEEDUP_NOTE, style="dim"))

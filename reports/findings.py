@@ -86,7 +86,7 @@ def warnings(results: Results) -> list[str]:
     if results.study is not None and not results.study.finished:
         waiting = [cell.arm for cell in results.cells if cell.status == NOT_RUN_YET]
         if waiting:
-            found.append(f"The study is not finished: not run yet: {_listed(waiting)}.")
+            found.append(f"The study is not finished; not run yet: {_listed(waiting)}.")
     found += [f"{record.arm}: {text}" for record in results.records for text in record.warnings]
     return found
 
@@ -97,7 +97,8 @@ def _sentence(row: ComparisonRow) -> str:
     if gain.ratio is None or gain.low is None or gain.high is None:
         reason = "; ".join(row.gaps) or gain.reason or ""
         return f"No speedup can be given: {reason.rstrip('.')}."
-    if gain.verdict == "slower":
+    # An interval that reaches 0 (every step of a window skipped) cannot be turned round.
+    if gain.verdict == "slower" and gain.low > 0:
         return (
             f"{amp} was slower: fp32 trained {formats.number(1 / gain.ratio)} times as many images "
             f"per second (95 % interval {formats.number(1 / gain.high)} to "
@@ -109,7 +110,8 @@ def _sentence(row: ComparisonRow) -> str:
     )
     if gain.verdict == "unclear":
         return f"{amp} trained {times}: the interval contains 1, so no difference was shown."
-    return f"{amp} trained {times}."
+    slower = "was slower: it " if gain.verdict == "slower" else ""
+    return f"{amp} {slower}trained {times}."
 
 
 def _facts(row: ComparisonRow) -> list[str]:

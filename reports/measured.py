@@ -40,7 +40,7 @@ def missing_section(results: Results) -> Section | None:
 
 def _remedy(cell: Cell) -> str:
     if cell.status == NOT_RUN_YET:
-        return "Run the study's command again."
+        return "Continue the study: compare --resume with its folder."
     if cell.status == UNREADABLE:
         return "Remove the file and run this cell again."
     if cell.status == "unavailable":

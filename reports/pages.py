@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.records import Record
 from reports import formats
 from reports.blocks import Page
 from reports.cells import Results, read_results
@@ -162,15 +163,19 @@ def _bounds(gain: Speedup) -> str:
 
 
 def _subtitle(results: Results) -> str:
-    devices = dict.fromkeys(
-        record.device.name for record in results.records if record.device is not None
-    )
+    devices = dict.fromkeys(_device(record) for record in results.records)
     study, records = results.study, results.records
     data = study.data if study else next((r.data for r in records if r.data), None)
     models = dict.fromkeys(record.model.name for record in records if record.model is not None)
     created = study.created if study else records[0].created
     parts = [*models, data.name if data else None, *devices, created[:10]]
     return " · ".join(part for part in parts if part)
+
+
+def _device(record: Record) -> str | None:
+    if record.device is not None and record.device.type == "cpu" and record.environment:
+        return record.environment.cpu
+    return None if record.device is None else record.device.name
 
 
 def _write(path: Path, text: str) -> None:

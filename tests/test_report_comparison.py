@@ -132,11 +132,17 @@ def test_peak_memory_is_the_allocators_where_known_and_says_so():
     assert (row.amp.peak_bytes, row.amp.peak_source) == (300 * 2**20, "host")
 
 
-def test_skipped_steps_are_counted_and_told():
+def test_skipped_steps_are_counted():
     row = row_of(ok_record(), ok_record(precision="amp", skipped_at=[1, 2]))
 
     assert (row.fp32.skipped_steps, row.amp.skipped_steps) == (0, 2)
-    assert "AMP skipped 2 steps on overflow" in row.notes
+
+
+def test_the_terminal_shows_what_the_runner_warned_of():
+    row = row_of(ok_record(), ok_record(precision="amp", warnings=["2 of 8 steps were skipped"]))
+
+    assert row.warnings == ("AMP: 2 of 8 steps were skipped",)
+    assert "torch: AMP: 2 of 8 steps were skipped" in shown([row])
 
 
 def test_a_planned_arm_without_a_record_has_not_run_yet():

@@ -118,6 +118,14 @@ def test_the_headline_and_the_verdicts_say_what_was_measured(six_cells: Path):
         assert "paddle.amp: not yet executed on a GPU by this project" in text
 
 
+def test_an_arm_that_skipped_every_step_of_a_window_is_called_slower(tmp_path: Path):
+    amp = ok_record(precision="amp", rates=[5, 5, 5, 5, 5], skipped_at=[3, 4, 5, 6])
+    records = [ok_record(rates=[10, 10, 10]), amp]
+    page, _ = written(write_study(tmp_path, study_of("torch-fp32", "torch-amp"), *records))
+
+    assert "was slower: it trained 0.500 times as many images per second" in page.text
+
+
 def test_the_markdown_table_has_a_row_for_each_backend(six_cells: Path):
     _, markdown = written(six_cells)
 
@@ -244,7 +252,7 @@ def test_an_interrupted_study_shows_what_has_not_run(tmp_path: Path):
     study = study_of("torch-fp32", "torch-amp", finished=False)
     page, markdown = written(write_study(tmp_path, study, ok_record()))
 
-    assert "The study is not finished: not run yet: torch-amp." in page.text
+    assert "The study is not finished; not run yet: torch-amp." in page.text
     assert table_rows(markdown, "Comparison")[1][-1] == "not run yet"
 
 

@@ -71,8 +71,16 @@ def test_too_few_windows_give_no_ratio_but_a_reason():
     assert gain.reason.startswith(f"AMP has 2 timed windows and an interval needs {MIN_WINDOWS}")
 
 
-def test_a_window_of_skipped_steps_only_gives_no_ratio():
-    assert speedup([10.0, 11.0, 12.0], [20.0, 0.0, 21.0]).ratio is None
+def test_windows_of_skipped_steps_only_count_as_zero():
+    gain = speedup([10.0, 10.0, 10.0], [0.0, 0.0, 5.0, 5.0, 5.0])
+
+    assert (gain.low, gain.ratio, gain.high) == (0, 0.5, 0.5)
+
+
+def test_an_fp32_window_without_images_gives_no_ratio():
+    gain = speedup([10.0, 0.0, 10.0], [5.0, 5.0, 5.0])
+
+    assert (gain.ratio, gain.reason) == (None, "a timed window of fp32 has no images that count")
 
 
 def test_warm_up_windows_do_not_count():
