@@ -19,6 +19,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError, features
 
 from datasets.colour import BACKGROUND, UnsupportedPixelsError, to_rgb
+from datasets.errors import printable
 
 Resize = Literal["squash", "crop", "pad"]
 RESIZES: tuple[Resize, ...] = get_args(Resize)
@@ -207,4 +208,4 @@ def _describe_content(data: bytes) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return printable(" ".join(str(error).split())[:200])

@@ -7,7 +7,18 @@ Progress = Callable[[str, int, int | None], None]
 
 
 class DataError(Exception):
-    """Bad input. The message is one line: what is wrong, where, and the remedy."""
+    """Bad input. The message is one printable line: what is wrong, where, and the remedy."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """Escape what is no visible character: names of files can hold line breaks and ANSI codes."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
 
 
 def no_progress(stage: str, done: int, total: int | None) -> None:

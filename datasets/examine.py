@@ -42,6 +42,7 @@ class _Facts:
     mode: str
     size: tuple[int, int]
     notes: tuple[str, ...]
+    file_bytes: int
 
 
 @dataclass(kw_only=True)
@@ -57,6 +58,8 @@ class Examination:
     thumbnails: npt.NDArray[np.uint8]
     """Grey thumbnail of each photo, shape (N, 32, 32), mapped from a file without a name."""
     quarantined: list[Quarantined]
+    file_bytes: int
+    """Of all readable files together."""
     formats: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -77,7 +80,7 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
     modes: Counter[str] = Counter()
     sizes: Counter[tuple[int, int]] = Counter()
     notes: Counter[str] = Counter()
-    sums, square_sums = np.zeros(3), np.zeros(3)
+    sums, square_sums, file_bytes = np.zeros(3), np.zeros(3), 0
 
     def examine_chunk(start: int) -> list[_Facts | str]:
         stop = min(start + _FILES_PER_TASK, count)
@@ -99,6 +102,7 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
                     modes[facts.mode] += 1
                     sizes[facts.size] += 1
                     notes.update(facts.notes)
+                    file_bytes += facts.file_bytes
                     sums += facts.channel_sums
                     square_sums += facts.channel_square_sums
                 row += 1
@@ -113,6 +117,7 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
         pixel_digests=np.frombuffer(pixel_digests, np.uint8).reshape(-1, 16),
         thumbnails=thumbnails,
         quarantined=sorted(quarantined, key=lambda bad: bad.path),
+        file_bytes=file_bytes,
         formats=formats,
         modes=modes,
         sizes=sizes,
@@ -147,6 +152,7 @@ def _examine_file(listing: Listing, path: str) -> _Facts | str:
         mode=photo.mode,
         size=photo.rgb.size,
         notes=(*photo.notes, *_name_notes(path, photo)),
+        file_bytes=len(data),
     )
 
 

@@ -4,7 +4,7 @@ import csv
 import functools
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, overload
@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from datasets.sources import SPLITS, TRAIN, VAL, Quarantined
-
-CSV_COLUMNS = ("path", "class", "label", "split", "sha256")
 
 
 class Entry(NamedTuple):
@@ -82,12 +80,11 @@ class Manifest:
 
         ``load_manifest`` reads it back.
         """
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(CSV_COLUMNS)
-            writer.writerows(self.entries)
-        os.replace(temporary, path)
+        _write_csv(path, ("path", "class", "label", "split", "sha256"), self.entries)
+
+    def write_quarantine_csv(self, path: Path) -> None:
+        """Write columns path (relative to the source) and reason as UTF-8 CSV, atomically."""
+        _write_csv(path, ("path", "reason"), ((bad.path, bad.reason) for bad in self.quarantined))
 
 
 class Entries(Sequence[Entry]):
@@ -118,6 +115,15 @@ class Entries(Sequence[Entry]):
 
     def __iter__(self) -> Iterator[Entry]:
         return (self[index] for index in range(len(self)))
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+    os.replace(temporary, path)
 
 
 def common_root(root: Path, paths: Sequence[str]) -> tuple[Path, list[str]]:
