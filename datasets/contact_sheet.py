@@ -138,8 +138,8 @@ train / val, split {{ overview.split }}</div>
 <tr><th>{{ title }}<td>{% for name, n in counts.items() %}{{ name }} {{ n }}&ensp;{% endfor %}
 {% endfor %}
 <tr><th>width × height<td>smallest {{ overview.size_min | join(" × ") }},
-
-median {{ "%g × %g" | format(*overview.size_median) }}, largest {{ overview.size_max | join(" × ") }}
+median {{ "%g × %g" | format(*overview.size_median) }},
+largest {{ overview.size_max | join(" × ") }}
 {% for title, values in [("mean of R, G, B", overview.channel_mean),
 ("standard deviation", overview.channel_std)] %}
 <tr><th>{{ title }}<td>{% for x in values %}{{ "%.3f" | format(x) }}&ensp;{% endfor %}
