@@ -244,10 +244,11 @@ class FakeBackend:
     ) -> tuple[float, np.ndarray, np.ndarray]:
         """Mean cross-entropy, its gradient by the weight, and the class probabilities."""
         logits = features @ self._weight
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        probabilities = np.exp(log_probabilities)
         rows = np.arange(len(labels))
-        loss = -np.log(probabilities[rows, labels]).mean()
+        loss = -log_probabilities[rows, labels].mean()
         residual = probabilities.copy()
         residual[rows, labels] -= 1
         return float(loss), features.T @ residual / len(labels), probabilities

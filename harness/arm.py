@@ -212,7 +212,8 @@ def accuracy(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -
     rank = (scores >= own).sum(axis=1) - 1
     usable = np.isfinite(logits).all(axis=1)
     top1, top2 = (usable & (rank < k) for k in (1, 2))
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # infinite logits have a loss of NaN
+        shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     per_class = {
         name: float(top1[labels == label].mean()) if (labels == label).any() else None

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from harness.registry import BACKENDS
+
 
 def choose_interpreters(
     backends: Iterable[str], given: Iterable[str], *, folder: Path
@@ -16,12 +18,12 @@ def choose_interpreters(
     ``folder``, then the interpreter that is running.
 
     Raises:
-        ValueError: an item of ``given`` is not understood or names no file.
+        ValueError: an item of ``given`` names no backend or no file.
     """
     chosen = {}
     for item in given:
         backend, separator, path = item.partition("=")
-        if not separator or not Path(path).is_file():
+        if backend not in BACKENDS or not separator or not Path(path).is_file():
             raise ValueError(
                 f"--python {item}: give BACKEND=PATH with the path of an interpreter, such as "
                 "torch=.venv-torch/bin/python"
