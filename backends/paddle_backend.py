@@ -29,7 +29,15 @@ from backends.paddle_evidence import (
     recorded_layers,
 )
 from backends.paddle_network import RunningStatistics, build_model
-from backends.paddle_optimizers import OptimizerSlots, make_optimizer
+from backends.paddle_optimizers import OptimizerSlots, load_scaler, make_optimizer, make_scaler
+from backends.paddle_probe import (
+    canonical_layout,
+    native_layout,
+    recorded_activations,
+    run_leaf,
+    to_numpy,
+    unscaled,
+)
 from harness.config import RunConfig
 from harness.networks import Linear, Network, place_layers
 from harness.protocol import (
@@ -41,6 +49,8 @@ from harness.protocol import (
     Evidence,
     InForce,
     LayerEvidence,
+    LayerProbe,
+    Probe,
     StepResult,
     TrainState,
     Unsupported,
@@ -129,7 +139,6 @@ class PaddleBackend:
             self._model, self._layers = build_model(paddle, network, self._format)
         finally:
             paddle.set_default_dtype("float32")
-        # Paddle multiplies by a weight of shape (in, out).
         self._transposed = {
             f"{placed.layer.name}.weight"
             for placed in place_layers(network)
@@ -146,17 +155,9 @@ class PaddleBackend:
         self._optimizer = make_optimizer(paddle, run, [*self._parameters.values()])
         self._slots = OptimizerSlots(self._optimizer, self._parameters)
         self._updates = 0
-        policy = run.loss_scale
-        self._scaler = paddle.amp.GradScaler(
-            enable=run.scales_loss,
-            init_loss_scaling=policy.initial,
-            incr_ratio=policy.growth_factor,
-            decr_ratio=policy.backoff_factor,
-            incr_every_n_steps=policy.growth_interval,
-            decr_every_n_nan_or_inf=1,
-            use_dynamic_loss_scaling=policy.dynamic,
-        )
-        self._one = paddle.ones([1], "float32")
+        self._scaler = make_scaler(paddle, run)
+        self._cross_entropy = paddle.nn.functional.cross_entropy
+        self._one = paddle.ones([], "float32")
         channels = [3] if self._format == "NHWC" else [3, 1, 1]
         self._range, self._mean, self._std = (
             paddle.to_tensor(np.reshape(values, channels), dtype=self._float)
@@ -165,6 +166,7 @@ class PaddleBackend:
         self._losses: list[paddle.Tensor] = []
         self._scales: list[paddle.Tensor] = []
         self._skipped: list[bool] = []
+        self._poisoned = False
         self._model.train()
         self._forward: Any = self._compiled() if run.compile == "on" else self._model
 
@@ -194,6 +196,8 @@ class PaddleBackend:
         self._statistics.follow(batch.images.shape[0])
         # scale() must come after an auto_cast: before the first one it would disable the scaler.
         scaler.scale(loss).backward()
+        if self._poisoned:
+            self._poison()
         skipped = False
         if scaler.is_enable():
             # Scaling a one reads the scale on the device; state_dict() would wait for it.
@@ -216,9 +220,7 @@ class PaddleBackend:
         if not self._losses:
             return []
         losses = self._paddle.stack(self._losses).tolist()
-        scales = (
-            self._paddle.concat(self._scales).tolist() if self._scales else [None] * len(losses)
-        )
+        scales = self._paddle.stack(self._scales).tolist() if self._scales else [None] * len(losses)
         results = [StepResult(*step) for step in zip(losses, scales, self._skipped, strict=True)]
         self._losses.clear()
         self._scales.clear()
@@ -262,13 +264,12 @@ class PaddleBackend:
             slot: {name: self._canonical(name, tensor) for name, tensor in values.items()}
             for slot, values in self._slots.values().items()
         }
-        scaler = self._scaler.state_dict()
         return TrainState(
             tensors=parameters | self._statistics.values(),
             slots=slots,
             optimizer_steps=self._updates if self._run.optimizer == "adam" else 0,
-            loss_scale=scaler["scale"].item() if scaler else None,
-            clean_steps=scaler["incr_count"] if scaler else None,
+            loss_scale=self._loss_scale(),
+            clean_steps=self._scaler.state_dict().get("incr_count"),
         )
 
     def load_state(self, state: TrainState) -> None:
@@ -283,11 +284,52 @@ class PaddleBackend:
             for name, value in values.items():
                 self._assign(native[slot][name], name, value)
         if state.loss_scale is not None:
-            scale = np.array([state.loss_scale], np.float32)
-            self._scaler.load_state_dict(
-                self._scaler.state_dict()
-                | {"scale": scale, "incr_count": state.clean_steps, "decr_count": 0}
-            )
+            load_scaler(self._scaler, state.loss_scale, state.clean_steps or 0)
+
+    def probe(self, batch: _Batch) -> Probe:
+        """See :meth:`harness.protocol.Backend.probe`."""
+        scale = self._loss_scale() or 1.0
+        with recorded_activations(self._layers) as (outputs, gradients):
+            with self._autocast():
+                logits = self._model(self._normalised(batch))
+                loss = self._cross_entropy(logits, batch.labels)
+            (loss * scale).backward()
+        statistics = self._statistics.after(batch.images.shape[0])
+        self._statistics.show()
+        return Probe(
+            loss=loss.item(),
+            logits=to_numpy(logits),
+            outputs={
+                name: canonical_layout(to_numpy(output), self._format)
+                for name, output in outputs.items()
+            },
+            output_gradients={
+                name: canonical_layout(unscaled(gradient, scale), self._format)
+                for name, gradient in gradients.items()
+            },
+            parameter_gradients=self._take_gradients(scale),
+            running_statistics=statistics,
+        )
+
+    def probe_layer(self, layer: str, x: np.ndarray, output_gradient: np.ndarray) -> LayerProbe:
+        """See :meth:`harness.protocol.Backend.probe_layer`."""
+        # Activations arrive in the low precision that the layer before left them in.
+        dtype = self._run.amp_dtype if self._run.precision == "amp" else self._float
+        inputs, gradient = (
+            self._paddle.to_tensor(native_layout(values, self._format)).astype(dtype)
+            for values in (x, output_gradient)
+        )
+        output, input_gradient = run_leaf(self._layers[layer], inputs, gradient, self._autocast())
+        self._statistics.show()
+        return LayerProbe(
+            output=canonical_layout(to_numpy(output), self._format),
+            input_gradient=canonical_layout(to_numpy(input_gradient), self._format),
+            parameter_gradients=self._take_gradients(1.0),
+        )
+
+    def poison_next_gradient(self) -> None:
+        """See :meth:`harness.protocol.Backend.poison_next_gradient`."""
+        self._poisoned = True
 
     def evidence(self, batch: _Batch) -> Evidence:
         """Record one whole training step."""
@@ -384,7 +426,28 @@ class PaddleBackend:
     def _loss(self, model: Any, batch: _Batch) -> paddle.Tensor:
         images = self._normalised(batch)
         with self._autocast():
-            return self._paddle.nn.functional.cross_entropy(model(images), batch.labels)
+            return self._cross_entropy(model(images), batch.labels)
+
+    def _loss_scale(self) -> float | None:
+        state = self._scaler.state_dict()
+        return state["scale"].item() if state else None
+
+    def _take_gradients(self, loss_scale: float) -> dict[str, np.ndarray]:
+        """The parameters' gradients under canonical names; none are left behind."""
+        gradients = {
+            name: self._oriented(name, unscaled(tensor.grad, loss_scale))
+            for name, tensor in self._parameters.items()
+            if tensor.grad is not None
+        }
+        self._optimizer.clear_grad(set_to_zero=False)
+        return gradients
+
+    def _poison(self) -> None:
+        gradient = next(reversed(self._parameters.values())).grad
+        assert gradient is not None
+        with self._paddle.no_grad():
+            gradient.fill_(float("inf"))
+        self._poisoned = False
 
     def _load(self, values: Weights) -> None:
         for name, tensor in self._parameters.items():
@@ -392,9 +455,11 @@ class PaddleBackend:
         self._statistics.load(values)
 
     def _assign(self, tensor: paddle.Tensor, name: str, value: np.ndarray) -> None:
-        value = value.T if name in self._transposed else value
-        tensor.set_value(np.ascontiguousarray(value, dtype=self._float))
+        tensor.set_value(self._oriented(name, value).astype(self._float))
 
     def _canonical(self, name: str, tensor: paddle.Tensor) -> np.ndarray:
-        value = tensor.numpy()
-        return np.array(value.T if name in self._transposed else value, order="C")
+        return self._oriented(name, to_numpy(tensor))
+
+    def _oriented(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Paddle multiplies by a linear weight of shape (in, out): to it and back."""
+        return np.ascontiguousarray(value.T) if name in self._transposed else value

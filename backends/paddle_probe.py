@@ -1,0 +1,82 @@
+"""What one forward and backward pass of a Paddle model computes, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from backends.paddle_device import DataFormat, dtype_name
+
+if TYPE_CHECKING:
+    import paddle
+
+
+def to_numpy(tensor: paddle.Tensor) -> np.ndarray:
+    """A copy in host memory; bfloat16, which NumPy lacks, becomes float32 without loss."""
+    if dtype_name(tensor) == "bfloat16":
+        tensor = tensor.astype("float32")
+    return np.array(tensor.numpy())
+
+
+def canonical_layout(values: np.ndarray, data_format: DataFormat) -> np.ndarray:
+    """Activations in canonical shape."""
+    if values.ndim == 4 and data_format == "NHWC":
+        return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+    return values
+
+
+def native_layout(values: np.ndarray, data_format: DataFormat) -> np.ndarray:
+    """Activations of canonical shape as the layers take them."""
+    if values.ndim == 4 and data_format == "NHWC":
+        return np.ascontiguousarray(values.transpose(0, 2, 3, 1))
+    return values
+
+
+def unscaled(gradient: paddle.Tensor, loss_scale: float) -> np.ndarray:
+    """A gradient of the loss itself, in float32 or wider, from one of the scaled loss."""
+    values = to_numpy(gradient)
+    return values.astype(np.promote_types(values.dtype, np.float32)) / loss_scale
+
+
+@contextmanager
+def recorded_activations(
+    layers: dict[str, Any],
+) -> Iterator[tuple[dict[str, paddle.Tensor], dict[str, paddle.Tensor]]]:
+    """Record the output of each layer, and its gradient, while the block runs both passes."""
+    outputs: dict[str, paddle.Tensor] = {}
+    gradients: dict[str, paddle.Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def arrived(gradient: paddle.Tensor) -> None:
+            gradients[name] = gradient.clone()
+
+        def hook(_layer: Any, _inputs: Any, output: paddle.Tensor) -> None:
+            outputs[name] = output
+            output.register_hook(arrived)
+
+        return hook
+
+    handles = [layer.register_forward_post_hook(keep(name)) for name, layer in layers.items()]
+    try:
+        yield outputs, gradients
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def run_leaf(
+    layer: Any,
+    x: paddle.Tensor,
+    output_gradient: paddle.Tensor,
+    autocast: AbstractContextManager[Any],
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Run ``layer`` alone, forward and backward; returns its output and its input's gradient."""
+    x.stop_gradient = False
+    with autocast:
+        output = layer(x)
+    output.backward(output_gradient.astype(output.dtype))
+    assert x.grad is not None
+    return output, x.grad
