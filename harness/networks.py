@@ -149,6 +149,24 @@ def place_layers(network: Network) -> list[PlacedLayer]:
     return list(_place(network.body, (3, network.image_size, network.image_size)))
 
 
+def layer_inputs(network: Network) -> dict[str, str]:
+    """Leaf → name of the layer whose output it is given; ``""`` for the normalised image."""
+    inputs: dict[str, str] = {}
+
+    def walk(sequence: Sequential, source: str) -> str:
+        for layer in sequence.layers:
+            if isinstance(layer, Residual):
+                walk(layer.body, source)
+                walk(layer.shortcut, source)
+            else:
+                inputs[layer.name] = source
+            source = layer.name
+        return source
+
+    walk(network.body, "")
+    return inputs
+
+
 def trainable_shapes(network: Network) -> dict[str, Shape]:
     """Canonical name → shape of every tensor that the optimizer updates, in order."""
     shapes: dict[str, Shape] = {}

@@ -26,6 +26,7 @@ from harness.inputs import InputSpec, open_pixels
 from harness.protocol import Backend, Unsupported
 from harness.records import MemoryPart
 from harness.registry import load_backend
+from harness.trial import TrialTask, perform
 
 PARENT_GONE = 75
 """Exit code of a worker whose parent vanished."""
@@ -46,6 +47,13 @@ class Session:
         prepared = self._arm.prepare()
         self._device_uuid = prepared.in_force.device_uuid
         return {"prepared": prepared, "environment": describe_environment()}
+
+    def trial(self, *, run: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+        """Compute what a parity check compares; see :mod:`harness.trial`."""
+        config = RunConfig.model_validate(run)
+        self.backend = load_backend(config.backend)
+        perform(self.backend, config, TrialTask.model_validate(task))
+        return {"environment": describe_environment()}
 
     def window(self, **arguments: Any) -> dict[str, Any]:
         """Train some steps; see :meth:`harness.arm.Arm.window`."""
