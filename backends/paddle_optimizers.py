@@ -124,8 +124,11 @@ class OptimizerSlots:
     def reset(self, steps: int) -> None:
         """Empty every slot, as it is before the first gradient, but after ``steps`` updates."""
         for slot, _, tensor in self._entries():
-            value = _POWERS[slot] ** (steps + 1) if slot in _POWERS else 0.0
-            tensor.set_value(np.full(tensor.shape, value, tensor.numpy().dtype))
+            dtype = tensor.numpy().dtype
+            value = dtype.type(0)
+            if slot in _POWERS:
+                value = _power(dtype.type(_POWERS[slot]), steps + 1)
+            tensor.set_value(np.full(tensor.shape, value, dtype))
 
     def _entries(self) -> list[tuple[str, str, paddle.Tensor]]:
         entries = []
@@ -134,3 +137,11 @@ class OptimizerSlots:
             if match is not None:
                 entries.append((match["slot"], self._canonical[match["parameter"]], tensor))
         return entries
+
+
+def _power(base: np.floating, exponent: int) -> np.floating:
+    """Rounded after each factor, as it is in Paddle, which multiplies once a step."""
+    value = base
+    for _ in range(exponent - 1):
+        value = value * base
+    return value

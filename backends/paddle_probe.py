@@ -55,7 +55,8 @@ def recorded_activations(
 
         def hook(_layer: Any, _inputs: Any, output: paddle.Tensor) -> None:
             outputs[name] = output
-            output.register_hook(arrived)
+            if not output.stop_gradient:
+                output.register_hook(arrived)
 
         return hook
 
