@@ -14,12 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
 from harness.config import RunConfig
 from harness.environment import worker_variables
 from harness.records import Status
 
 _LINE_LIMIT_BYTES = 64 * 2**20
 """Longest answer that is read; a longer one is no answer of ours."""
+_GRACE_S = 10.0
+"""Time that a worker has to end once it has nothing more to say."""
 
 
 class WorkerFailed(Exception):
@@ -29,6 +33,24 @@ class WorkerFailed(Exception):
         super().__init__(reason)
         self.status: Status = status
         self.reason = reason
+
+
+class _Done(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    ok: dict[str, Any]
+
+
+class _Reason(BaseModel):
+    status: Status
+    reason: str
+
+
+class _Failed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    error: _Reason
+
+
+_ANSWER: TypeAdapter[_Done | _Failed] = TypeAdapter(_Done | _Failed)
 
 
 class WorkerProcess:
@@ -110,7 +132,7 @@ class WorkerProcess:
             # The worker leaves when its input ends; a second or two lets it write its last words.
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 self._process.stdin.close()
-                self._process.wait(timeout=10)
+                self._process.wait(timeout=_GRACE_S)
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout, self._log):
             with contextlib.suppress(OSError):
@@ -126,19 +148,23 @@ class WorkerProcess:
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
-            answer = json.loads(line)
-            if "error" in answer:
-                failure = WorkerFailed(answer["error"]["status"], answer["error"]["reason"])
-            else:
-                return answer["ok"]
-        except (ValueError, TypeError, KeyError):
+            answer = _ANSWER.validate_json(line)
+        except ValidationError:
             self.kill()
             shown = line[:80].decode("utf-8", "replace").strip()
-            failure = WorkerFailed("failed", f"the worker's answer is unreadable: {shown!r}")
-        raise failure
+            reason = f"the worker's answer is unreadable: {shown!r}"
+            raise WorkerFailed("failed", reason) from None
+        if isinstance(answer, _Failed):
+            raise WorkerFailed(answer.error.status, answer.error.reason)
+        return answer.ok
 
     def _describe_death(self) -> tuple[Status, str]:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            reason = "the worker closed its answers but lived on, so it was killed"
+            return "failed", f"{reason} (see {self._log_path})"
         reason = f"the worker exited with code {code}"
         status: Status = "failed"
         if code < 0:
