@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 import harness
 from harness.arm import Prepared, WindowResult
 from harness.config import RunConfig
@@ -116,8 +118,8 @@ class ArmRun:
             self._environment = EnvironmentPart.model_validate(answer["environment"])
             # The first step alone: it compiles and allocates, the others show the pace.
             self._window(1, warmup=True)
-            if self._run.warmup_steps > 1 and not self.done:
-                self._window(self._run.warmup_steps - 1, warmup=True)
+            while self._step < self._run.warmup_steps and not self.done:
+                self._window(self._run.warmup_steps - self._step, warmup=True)
             self._look_at_evidence()
 
     def train_window(self) -> None:
@@ -150,6 +152,14 @@ class ArmRun:
             yield
         except WorkerFailed as failure:
             self._failure = failure
+        except (KeyError, ValidationError) as error:
+            what = str(error).splitlines()[0]
+            self._failure = WorkerFailed(
+                "failed",
+                f"the worker's answer does not fit ({what}): is another version of amp-harness "
+                "installed in its environment?",
+            )
+        if self._failure is not None:
             self._kill_worker()
 
     def _kill_worker(self) -> None:
@@ -175,15 +185,21 @@ class ArmRun:
         steps = max(1, min(by_time, timed // MIN_TIMED_WINDOWS))
         if self._run.window_steps is not None:
             steps = min(steps, self._run.window_steps)
-        return steps
+        # Equal shares: a leftover window of one step would be the noisiest of all.
+        return math.ceil(self._span / math.ceil(self._span / steps))
+
+    @property
+    def _span(self) -> int:
+        """Steps that one window can take: to the end of the epoch or of the run."""
+        prepared = self._prepared
+        assert prepared is not None
+        to_epoch_end = prepared.steps_per_epoch - self._step % prepared.steps_per_epoch
+        return min(to_epoch_end, prepared.total_steps - self._step)
 
     def _window(self, steps: int, *, warmup: bool) -> None:
         prepared = self._prepared
         assert prepared is not None
-        to_epoch_end = prepared.steps_per_epoch - self._step % prepared.steps_per_epoch
-        span = min(to_epoch_end, prepared.total_steps - self._step)
-        # Equal shares: a leftover window of one step would be the noisiest of all.
-        steps = math.ceil(span / math.ceil(span / steps))
+        steps = min(steps, self._span)
         answer = self._worker.ask(
             "window", steps=steps, warmup=warmup, arm_position=self._arm_position
         )
