@@ -209,9 +209,11 @@ def test_only_the_listed_environment_reaches_a_worker(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     seen = tmp_path / "seen"
     run = fake_run(threads=3)
-    with WorkerProcess(run, python=stand_in(f"env > {seen}"), log=log) as worker:
-        with pytest.raises(WorkerFailed):
-            worker.ask("prepare")
+    with (
+        WorkerProcess(run, python=stand_in(f"env > {seen}"), log=log) as worker,
+        pytest.raises(WorkerFailed),
+    ):
+        worker.ask("prepare")
 
     variables = dict(line.partition("=")[::2] for line in seen.read_text().splitlines())
     assert variables["OMP_NUM_THREADS"] == "3"
