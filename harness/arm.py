@@ -7,6 +7,7 @@ It knows NumPy and the backend protocol, nothing else.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 from datasets import HostBatch, PixelSource, TrainBatches, val_batches
 from harness.config import RunConfig
 from harness.networks import build_network, forward_flops_per_image, parameter_count
-from harness.protocol import Backend, DeviceMemory, Evidence, InForce
+from harness.protocol import Backend, DeviceMemory, Evidence, InForce, TrainState
 from harness.records import AccuracyPart, ModelPart, Window
 from harness.schedule import learning_rate
 from harness.weights import initial_weights
@@ -43,6 +44,8 @@ class WindowResult(BaseModel):
     loss: list[float]
     loss_scale: list[float | None]
     skipped: list[bool]
+    broken_statistics: list[str]
+    """BatchNorm buffers that are not finite; looked at only after a loss that is not finite."""
 
 
 class Arm:
@@ -141,6 +144,9 @@ class Arm:
             loss=[result.loss for result in results],
             loss_scale=[result.loss_scale for result in results],
             skipped=[result.skipped for result in results],
+            broken_statistics=[]
+            if all(math.isfinite(result.loss) for result in results)
+            else broken_statistics(backend.state()),
         )
 
     def evaluate(self) -> AccuracyPart | None:
@@ -196,6 +202,15 @@ class Arm:
         labels = np.concatenate([batch.labels, np.repeat(batch.labels[:1], missing)])
         logits = self._backend.evaluate(self._backend.put(images, labels))
         return logits[: len(batch.labels)]
+
+
+def broken_statistics(state: TrainState) -> list[str]:
+    """Names of the BatchNorm buffers that hold an infinite value or NaN."""
+    return [
+        name
+        for name, values in state.tensors.items()
+        if name.endswith(("running_mean", "running_var")) and not np.isfinite(values).all()
+    ]
 
 
 def accuracy(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> AccuracyPart:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 import harness
 from harness.arm import Prepared, WindowResult
 from harness.config import RunConfig
+from harness.divergence import DivergenceWatch
 from harness.inputs import PreparedInput
 from harness.records import (
     AccuracyPart,
@@ -36,8 +37,6 @@ WINDOW_TARGET_S = 2.0
 """Length of a timed window: long enough that two synchronisations vanish in it."""
 MIN_TIMED_WINDOWS = 6
 """Windows are cut shorter rather than be fewer, since the spread between them is what is told."""
-MAX_CONSECUTIVE_SKIPS = 25
-"""From 65536, so many halvings leave a scale of 0.002: no finite gradient needs that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,7 @@ class ArmRun:
         self._accuracy: AccuracyPart | None = None
         self._memory: MemoryPart | None = None
         self._batch_sha256: str | None = None
-        self._consecutive_skips = 0
+        self._divergence = DivergenceWatch()
 
     @property
     def done(self) -> bool:
@@ -225,23 +224,15 @@ class ArmRun:
         Raises:
             WorkerFailed: ``diverged``, with the step.
         """
-        first = self._step - len(result.loss)
-        for step, (loss, skipped) in enumerate(
-            zip(result.loss, result.skipped, strict=True), start=first
-        ):
-            self._consecutive_skips = self._consecutive_skips + 1 if skipped else 0
-            if self._consecutive_skips > MAX_CONSECUTIVE_SKIPS:
-                raise WorkerFailed(
-                    "diverged",
-                    f"{self._consecutive_skips} steps in a row were skipped up to step {step}, and "
-                    f"the loss scale fell to {self._steps.loss_scale[step]:g}: the gradients stay "
-                    "infinite at any scale; lower --lr, or try --amp-dtype bfloat16",
-                )
-            if not math.isfinite(loss) and not skipped:
-                raise WorkerFailed(
-                    "diverged",
-                    f"the loss became {loss} at step {step}; lower --lr or use --clip-norm",
-                )
+        reason = self._divergence.check(
+            first_step=self._step - len(result.loss),
+            loss=result.loss,
+            loss_scale=result.loss_scale,
+            skipped=result.skipped,
+            broken_statistics=result.broken_statistics,
+        )
+        if reason is not None:
+            raise WorkerFailed("diverged", reason)
 
     def _end_epoch(self) -> None:
         self._tell("validating")

@@ -20,6 +20,7 @@ import psutil
 from datasets import DataError
 from harness.arm import Arm
 from harness.config import RunConfig
+from harness.drill import drill
 from harness.environment import describe_environment
 from harness.gpu import GpuMemoryWatch
 from harness.inputs import InputSpec, open_pixels
@@ -54,6 +55,12 @@ class Session:
         self.backend = load_backend(config.backend)
         perform(self.backend, config, TrialTask.model_validate(task))
         return {"environment": describe_environment()}
+
+    def drill(self, *, run: dict[str, Any]) -> dict[str, Any]:
+        """Put the loss scaler under fault; see :mod:`harness.drill`."""
+        config = RunConfig.model_validate(run)
+        self.backend = load_backend(config.backend)
+        return {"findings": drill(self.backend, config)}
 
     def window(self, **arguments: Any) -> dict[str, Any]:
         """Train some steps; see :meth:`harness.arm.Arm.window`."""
