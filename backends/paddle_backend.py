@@ -29,7 +29,7 @@ from backends.paddle_evidence import (
     recorded_layers,
 )
 from backends.paddle_network import RunningStatistics, build_model
-from backends.paddle_optimizers import OptimizerSlots, load_scaler, make_optimizer, make_scaler
+from backends.paddle_optimizers import OptimizerSlots, make_optimizer, make_scaler
 from backends.paddle_probe import (
     canonical_layout,
     native_layout,
@@ -38,8 +38,9 @@ from backends.paddle_probe import (
     to_numpy,
     unscaled,
 )
+from backends.paddle_state import Parameters, read_state, write_state
 from harness.config import RunConfig
-from harness.networks import Linear, Network, place_layers
+from harness.networks import Network
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
@@ -139,21 +140,12 @@ class PaddleBackend:
             self._model, self._layers = build_model(paddle, network, self._format)
         finally:
             paddle.set_default_dtype("float32")
-        self._transposed = {
-            f"{placed.layer.name}.weight"
-            for placed in place_layers(network)
-            if isinstance(placed.layer, Linear)
-        }
-        self._parameters = {
-            f"{name}.{part}": tensor
-            for name, layer in self._layers.items()
-            for part, tensor in layer.named_parameters(include_sublayers=False)
-            if not tensor.stop_gradient
-        }
+        self._parameters = Parameters(network, self._layers)
         self._statistics = RunningStatistics(paddle, network, self._layers, unbiased=self._unbiased)
-        self._load(weights)
-        self._optimizer = make_optimizer(paddle, run, [*self._parameters.values()])
-        self._slots = OptimizerSlots(self._optimizer, self._parameters)
+        self._parameters.load(self._parameters.tensors, weights)
+        self._statistics.load(weights)
+        self._optimizer = make_optimizer(paddle, run, [*self._parameters.tensors.values()])
+        self._slots = OptimizerSlots(self._optimizer, self._parameters.tensors)
         self._updates = 0
         self._scaler = make_scaler(paddle, run)
         self._cross_entropy = paddle.nn.functional.cross_entropy
@@ -257,38 +249,23 @@ class PaddleBackend:
 
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""
-        parameters = {
-            name: self._canonical(name, tensor) for name, tensor in self._parameters.items()
-        }
-        slots = {
-            slot: {name: self._canonical(name, tensor) for name, tensor in values.items()}
-            for slot, values in self._slots.values().items()
-        }
-        return TrainState(
-            tensors=parameters | self._statistics.values(),
-            slots=slots,
-            optimizer_steps=self._updates if self._run.optimizer == "adam" else 0,
-            loss_scale=self._loss_scale(),
-            clean_steps=self._scaler.state_dict().get("incr_count"),
+        return read_state(
+            self._parameters,
+            self._statistics,
+            self._slots,
+            self._scaler,
+            self._updates if self._run.optimizer == "adam" else 0,
         )
 
     def load_state(self, state: TrainState) -> None:
         """See :meth:`harness.protocol.Backend.load_state`."""
-        if state.slots and not self._slots.values():
-            self._slots.create()
-        self._slots.reset(state.optimizer_steps)
         self._updates = state.optimizer_steps
-        self._load(state.tensors)
-        native = self._slots.values()
-        for slot, values in state.slots.items():
-            for name, value in values.items():
-                self._assign(native[slot][name], name, value)
-        if state.loss_scale is not None:
-            load_scaler(self._scaler, state.loss_scale, state.clean_steps or 0)
+        write_state(state, self._parameters, self._statistics, self._slots, self._scaler)
 
     def probe(self, batch: _Batch) -> Probe:
         """See :meth:`harness.protocol.Backend.probe`."""
-        scale = self._loss_scale() or 1.0
+        scaling = self._scaler.state_dict()
+        scale = scaling["scale"].item() if scaling else 1.0
         with recorded_activations(self._layers) as (outputs, gradients):
             with self._autocast():
                 logits = self._model(self._normalised(batch))
@@ -307,7 +284,7 @@ class PaddleBackend:
                 name: canonical_layout(unscaled(gradient, scale), self._format)
                 for name, gradient in gradients.items()
             },
-            parameter_gradients=self._take_gradients(scale),
+            parameter_gradients=self._parameters.take_gradients(scale),
             running_statistics=statistics,
         )
 
@@ -324,7 +301,7 @@ class PaddleBackend:
         return LayerProbe(
             output=canonical_layout(to_numpy(output), self._format),
             input_gradient=canonical_layout(to_numpy(input_gradient), self._format),
-            parameter_gradients=self._take_gradients(1.0),
+            parameter_gradients=self._parameters.take_gradients(1.0),
         )
 
     def poison_next_gradient(self) -> None:
@@ -335,7 +312,7 @@ class PaddleBackend:
         """Record one whole training step."""
         before = self.state()
         layers: dict[str, LayerEvidence] = {}
-        parameters = [*self._parameters.values()]
+        parameters = [*self._parameters.tensors.values()]
         with recorded_gradients(parameters) as gradient_dtypes:
             if self._run.compile == "on":
                 source = "convolutions of the traced program of the training step"
@@ -428,38 +405,9 @@ class PaddleBackend:
         with self._autocast():
             return self._cross_entropy(model(images), batch.labels)
 
-    def _loss_scale(self) -> float | None:
-        state = self._scaler.state_dict()
-        return state["scale"].item() if state else None
-
-    def _take_gradients(self, loss_scale: float) -> dict[str, np.ndarray]:
-        """The parameters' gradients under canonical names; none are left behind."""
-        gradients = {
-            name: self._oriented(name, unscaled(tensor.grad, loss_scale))
-            for name, tensor in self._parameters.items()
-            if tensor.grad is not None
-        }
-        self._optimizer.clear_grad(set_to_zero=False)
-        return gradients
-
     def _poison(self) -> None:
-        gradient = next(reversed(self._parameters.values())).grad
+        gradient = next(reversed(self._parameters.tensors.values())).grad
         assert gradient is not None
         with self._paddle.no_grad():
             gradient.fill_(float("inf"))
         self._poisoned = False
-
-    def _load(self, values: Weights) -> None:
-        for name, tensor in self._parameters.items():
-            self._assign(tensor, name, values[name])
-        self._statistics.load(values)
-
-    def _assign(self, tensor: paddle.Tensor, name: str, value: np.ndarray) -> None:
-        tensor.set_value(self._oriented(name, value).astype(self._float))
-
-    def _canonical(self, name: str, tensor: paddle.Tensor) -> np.ndarray:
-        return self._oriented(name, to_numpy(tensor))
-
-    def _oriented(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Paddle multiplies by a linear weight of shape (in, out): to it and back."""
-        return np.ascontiguousarray(value.T) if name in self._transposed else value

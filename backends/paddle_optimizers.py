@@ -65,7 +65,7 @@ def _float64_momentum(paddle: ModuleType) -> type[paddle.optimizer.Momentum]:
     return Momentum
 
 
-def make_scaler(paddle: ModuleType, run: RunConfig) -> paddle.amp.GradScaler:
+def make_scaler(paddle: ModuleType, run: RunConfig) -> Any:
     """The one loss scaler of a run, disabled unless the run scales its loss."""
     policy = run.loss_scale
     scaler = paddle.amp.GradScaler(
@@ -81,14 +81,14 @@ def make_scaler(paddle: ModuleType, run: RunConfig) -> paddle.amp.GradScaler:
     return scaler
 
 
-def load_scaler(scaler: paddle.amp.GradScaler, loss_scale: float, clean_steps: int) -> None:
+def load_scaler(scaler: Any, loss_scale: float, clean_steps: int) -> None:
     """Continue with this scale, unchanged since ``clean_steps`` steps."""
     changes = {"scale": np.array([loss_scale], np.float32), "incr_count": clean_steps}
     scaler.load_state_dict(scaler.state_dict() | changes | {"decr_count": 0})
     _make_printable(scaler)
 
 
-def _make_printable(scaler: paddle.amp.GradScaler) -> None:
+def _make_printable(scaler: Any) -> None:
     # Paddle prints the scale at each overflow by float(), which NumPy 2.4 refuses for an array of
     # one dimension: the first overflow would end the run with a TypeError.
     if scaler.is_enable():
