@@ -48,9 +48,12 @@ def prepare_input(
     manifest_csv: Path,
     cache_dir: Path | None,
     strict: bool = False,
+    keep_manifest: bool = False,
     progress: Progress | None = None,
 ) -> PreparedInput:
     """Scan and decode what ``run.data`` names; write its manifest to ``manifest_csv``.
+
+    With ``keep_manifest`` a manifest that is there stays as it is: that of a study's first arms.
 
     Raises:
         datasets.DataError: the data cannot be used; the text tells the remedy.
@@ -69,7 +72,8 @@ def prepare_input(
         run.data, seed=run.seed, cache_dir=cache_dir, strict=strict, progress=progress
     )
     manifest_csv.parent.mkdir(parents=True, exist_ok=True)
-    manifest.write_csv(manifest_csv)
+    if not (keep_manifest and manifest_csv.exists()):
+        manifest.write_csv(manifest_csv)
     path = manifest_csv.resolve()
     if run.input == "cached":
         path = build_cache(

@@ -80,7 +80,7 @@ def resume_study(directory: Path, *, studio: Studio) -> list[Record]:
     except UnreadableRecord as error:
         raise StudyError(f"there is no study to continue: {error}") from error
     runs = [RunConfig.model_validate(arm) for arm in study.arms]
-    data = _prepare(runs[0], directory, studio)
+    data = _prepare(runs[0], directory, studio, keep_manifest=True)
     if changes := _changes(study, data):
         raise StudyError(
             f"{directory} cannot be continued, since its arms would not be comparable: "
@@ -94,12 +94,15 @@ def record_path(directory: Path, arm: str) -> Path:
     return directory / "records" / f"{arm}.json"
 
 
-def _prepare(run: RunConfig, directory: Path, studio: Studio) -> PreparedInput:
+def _prepare(
+    run: RunConfig, directory: Path, studio: Studio, *, keep_manifest: bool = False
+) -> PreparedInput:
     return prepare_input(
         run,
         manifest_csv=directory / "manifest.csv",
         cache_dir=studio.cache_dir,
         strict=studio.strict,
+        keep_manifest=keep_manifest,
         progress=studio.on_data,
     )
 
