@@ -1,0 +1,343 @@
+"""Studies: every arm saved as it ends, resumed where it stopped, refused where it changed."""
+
+import errno
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runs import fake_run
+from PIL import Image
+
+from datasets import DataError
+from harness import study as study_module
+from harness.config import RunConfig
+from harness.records import Record, read_record, read_study
+from harness.runner import Event
+from harness.study import Studio, StudyError, record_path, resume_study, start_study
+
+ARMS = ("fp32", "amp", "float64")
+
+
+def studio(**changes: Any) -> Studio:
+    values: dict[str, Any] = {
+        "cache_dir": None,
+        "strict": False,
+        "pythons": {"fake": sys.executable},
+        "repeat_command": lambda run: f"repeat {run.arm}",
+        "on_event": lambda event: None,
+        "on_data": lambda stage, done, total: None,
+    }
+    return Studio(**values | changes)
+
+
+def runs(*precisions: str, **changes: Any) -> list[RunConfig]:
+    return [
+        fake_run(precision=precision, **{"input": "synthetic"} | changes)
+        for precision in precisions or ARMS
+    ]
+
+
+def start(directory: Path, planned: list[RunConfig] | None = None, **changes: Any) -> list[Record]:
+    return start_study(
+        planned or runs(),
+        directory,
+        command="python -m harness compare",
+        preset="quick",
+        studio=studio(**changes),
+    )
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of ten plain pictures."""
+    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (20, 20), (*colour[:2], colour[2] + number)).save(
+                folder / f"{number}.png"
+            )
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def dead_arms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arms run no worker; returns the list of those that were asked for."""
+    asked: list[str] = []
+    kept = {arm: _record(arm) for arm in ("fake-fp32", "fake-amp", "fake-float64")}
+
+    def run_arm(run: RunConfig, *_: Any, **__: Any) -> Record:
+        asked.append(run.arm)
+        return kept[run.arm]
+
+    monkeypatch.setattr(study_module, "run_arm", run_arm)
+    return asked
+
+
+def _record(arm: str) -> Record:
+    return Record.model_validate(
+        {
+            "arm": arm,
+            "status": "ok",
+            "command": "repeat",
+            "created": "2026-01-02T03:04:05+00:00",
+            "harness_version": "1",
+            "backend": "fake",
+            "precision": {"requested": arm.partition("-")[2], "dtype": "float32"},
+        }
+    )
+
+
+# --- real arms
+
+
+def test_a_killed_worker_becomes_a_failed_record_and_the_other_arms_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(
+        "AMP_HARNESS_FAKE", '{"failure": {"how": "kill", "at_step": 3, "arm": "amp"}}'
+    )
+
+    records = start(tmp_path)
+
+    assert [(record.arm, record.status) for record in records] == [
+        ("fake-fp32", "ok"),
+        ("fake-amp", "failed"),
+        ("fake-float64", "ok"),
+    ]
+    assert records[1].reason is not None
+    assert "SIGKILL" in records[1].reason
+    assert len(records[1].steps.loss) < 6
+    assert [read_record(record_path(tmp_path, record.arm)) for record in records] == records
+    assert read_study(tmp_path / "study.json").finished
+    assert not [*tmp_path.rglob("*.part")]
+
+
+def test_arms_on_photos_see_the_same_batches_and_are_told_where_they_stood(
+    tmp_path: Path, photos: Path
+):
+    planned = runs("fp32", "amp", input="cached", data=str(photos), image_size=20)
+
+    first, second = start(tmp_path / "study", planned)
+
+    assert first.status == second.status == "ok"
+    assert first.data is not None
+    assert second.data is not None
+    assert first.data.batch_sha256 == second.data.batch_sha256
+    assert first.data.manifest_sha256 == second.data.manifest_sha256
+    assert (first.data.train_images, first.data.val_images) == (16, 4)
+    assert {window.arm_position for window in first.windows} == {0}
+    assert {window.arm_position for window in second.windows} == {1}
+    assert first.command == "repeat fake-fp32"
+    assert first.accuracy is not None
+    assert first.accuracy.per_class.keys() == {"blue", "red"}
+
+
+# --- saving
+
+
+def test_each_record_is_on_disk_before_the_next_arm_starts(tmp_path: Path):
+    finished: list[list[str]] = []
+
+    def on_event(event: Event) -> None:
+        if event.phase == "starting":
+            folder = tmp_path / "records"
+            names = [path.name for path in folder.iterdir()] if folder.exists() else []
+            finished.append(sorted(names))
+
+    start(tmp_path, runs("fp32", "amp"), on_event=on_event)
+
+    assert finished == [[], ["fake-fp32.json"]]
+
+
+def test_the_plan_is_on_disk_before_the_first_arm_starts(tmp_path: Path):
+    planned: list[tuple[list[str], bool]] = []
+
+    def on_event(event: Event) -> None:
+        if event.phase == "starting":
+            study = read_study(tmp_path / "study.json")
+            planned.append(([arm["precision"] for arm in study.arms], study.finished))
+
+    start(tmp_path, runs("fp32", "amp"), on_event=on_event)
+
+    assert planned == [(["fp32", "amp"], False)] * 2
+
+
+def test_an_interrupt_keeps_what_is_finished(tmp_path: Path):
+    def on_event(event: Event) -> None:
+        if event.arm == "fake-amp" and event.phase == "training":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path, on_event=on_event)
+
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["fake-fp32.json"]
+    assert not read_study(tmp_path / "study.json").finished
+    assert not [*tmp_path.rglob("*.part")]
+
+
+def test_a_disk_that_fills_up_keeps_the_records_before(
+    tmp_path: Path, dead_arms: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    fsync = os.fsync
+
+    def full_after_the_first_arm(handle: int) -> None:
+        if len(dead_arms) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full_after_the_first_arm)
+    with pytest.raises(OSError, match="No space left"):
+        start(tmp_path)
+    monkeypatch.undo()
+
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["fake-fp32.json"]
+    assert read_record(tmp_path / "records" / "fake-fp32.json") == _record("fake-fp32")
+    assert not read_study(tmp_path / "study.json").finished
+
+
+def test_a_folder_with_a_study_is_not_overwritten(tmp_path: Path, dead_arms: list[str]):
+    start(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    with pytest.raises(StudyError, match=r"holds a study already.*--resume .*--out"):
+        start(tmp_path)
+
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert len(dead_arms) == 3
+
+
+# --- resuming
+
+
+@pytest.mark.parametrize("missing", [(), ("amp",), ("fp32", "float64"), ARMS])
+def test_exactly_the_missing_arms_are_run(
+    tmp_path: Path, dead_arms: list[str], missing: tuple[str, ...]
+):
+    start(tmp_path)
+    dead_arms.clear()
+    for precision in missing:
+        record_path(tmp_path, f"fake-{precision}").unlink()
+
+    records = resume_study(tmp_path, studio=studio())
+
+    assert dead_arms == [f"fake-{precision}" for precision in missing]
+    assert [record.arm for record in records] == [f"fake-{precision}" for precision in ARMS]
+    assert read_study(tmp_path / "study.json").finished
+
+
+def test_a_resumed_arm_is_the_arm_that_was_planned(tmp_path: Path):
+    planned = runs("fp32", "amp", lr=0.003, seed=5, loss_scale="dynamic:128")
+    start(tmp_path, planned)
+    before = read_record(record_path(tmp_path, "fake-amp"))
+    record_path(tmp_path, "fake-amp").unlink()
+
+    resume_study(tmp_path, studio=studio())
+
+    after = read_record(record_path(tmp_path, "fake-amp"))
+    assert after.training == before.training
+    assert after.steps == before.steps
+    assert after.data == before.data
+    assert {window.arm_position for window in after.windows} == {1}
+
+
+def test_a_folder_without_a_study_cannot_be_resumed(tmp_path: Path):
+    with pytest.raises(StudyError, match=r"no study to continue: .*study\.json: No such file"):
+        resume_study(tmp_path, studio=studio())
+
+
+def test_a_broken_record_is_named_with_the_remedy(tmp_path: Path, dead_arms: list[str]):
+    start(tmp_path)
+    record_path(tmp_path, "fake-amp").write_text('{"arm": ')
+
+    with pytest.raises(StudyError, match=r"fake-amp\.json: .*delete the file"):
+        resume_study(tmp_path, studio=studio())
+
+
+def change_environment(directory: Path, **changes: Any) -> None:
+    path = directory / "study.json"
+    study = read_study(path)
+    environment = study.environment.model_copy(update=changes)
+    path.write_text(study.model_copy(update={"environment": environment}).model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"python": "3.9.1"}, "Python was 3.9.1, is 3."),
+        ({"cpu": "Z80"}, "CPU was Z80, is "),
+        ({"cpus_usable": 999}, "usable CPUs was 999, is "),
+    ],
+)
+def test_another_machine_is_refused_by_what_changed(
+    tmp_path: Path, dead_arms: list[str], changes: dict[str, Any], told: str
+):
+    start(tmp_path)
+    dead_arms.clear()
+    change_environment(tmp_path, **changes)
+
+    with pytest.raises(StudyError) as caught:
+        resume_study(tmp_path, studio=studio())
+
+    assert told in str(caught.value)
+    assert "--out" in str(caught.value)
+    assert dead_arms == []
+
+
+def test_another_version_of_a_package_is_refused_by_its_name(tmp_path: Path, dead_arms: list[str]):
+    start(tmp_path)
+    packages = read_study(tmp_path / "study.json").environment.packages
+    change_environment(tmp_path, packages=packages | {"numpy": "1.0", "jax": "0.1"})
+
+    with pytest.raises(StudyError) as caught:
+        resume_study(tmp_path, studio=studio())
+
+    assert f"numpy was 1.0, is {packages['numpy']}" in str(caught.value)
+    assert "jax was 0.1, is None" in str(caught.value)
+    assert "pillow" not in str(caught.value)
+
+
+def test_another_version_of_the_harness_is_refused(
+    tmp_path: Path, dead_arms: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    start(tmp_path)
+    monkeypatch.setattr("harness.__version__", "99.9")
+
+    with pytest.raises(StudyError, match=r"harness was .*, is 99\.9"):
+        resume_study(tmp_path, studio=studio())
+
+
+def test_changed_photos_are_refused_and_the_manifest_of_the_study_stays(
+    tmp_path: Path, photos: Path, dead_arms: list[str]
+):
+    directory = tmp_path / "study"
+    start(directory, runs("fp32", "amp", input="cached", data=str(photos), image_size=20))
+    manifest = (directory / "manifest.csv").read_bytes()
+    record_path(directory, "fake-amp").unlink()
+    dead_arms.clear()
+    Image.new("RGB", (20, 20), (1, 2, 3)).save(photos / "red" / "3.png")
+
+    with pytest.raises(StudyError, match="data was "):
+        resume_study(directory, studio=studio())
+
+    assert dead_arms == []
+    assert (directory / "manifest.csv").read_bytes() == manifest
+
+
+def test_photos_that_are_gone_are_refused(tmp_path: Path, photos: Path, dead_arms: list[str]):
+    directory = tmp_path / "study"
+    start(directory, runs("fp32", input="cached", data=str(photos), image_size=20))
+    shutil.rmtree(photos)
+
+    with pytest.raises(DataError, match="photos"):
+        resume_study(directory, studio=studio())
+
+
+def test_bad_data_leaves_no_study_behind(tmp_path: Path, dead_arms: list[str]):
+    with pytest.raises(DataError):
+        start(tmp_path / "study", runs("fp32", input="cached", data=str(tmp_path / "nowhere")))
+
+    assert not (tmp_path / "study" / "study.json").exists()
