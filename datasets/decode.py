@@ -36,8 +36,10 @@ _DECODE_VERSION = 1
 
 # Stubs without a decoder, and vector formats that Pillow hands to an outside program.
 _NOT_DECODED = {"BUFR", "EPS", "FITS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
+_COMMON = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+"""Tried first: some of the others have no signature and must read on before they decline."""
 Image.init()
-_FORMATS = tuple(name for name in Image.OPEN if name not in _NOT_DECODED)
+_FORMATS = (*_COMMON, *(name for name in Image.OPEN if name not in {*_COMMON, *_NOT_DECODED}))
 
 
 class UnreadableImageError(Exception):

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
+
+from datasets.errors import Progress, no_progress
 
 THUMBNAIL_SIZE = 32
 """Side of the grey thumbnail that photos are compared by."""
@@ -26,7 +29,10 @@ _MIN_TEXTURE_CELLS = 30.0
 _MAX_FREQUENCY = 6
 _SPECTRUM_SLOPE = -1.3
 """Power by which magnitudes of photos fall with frequency; divided out, so none dominates."""
+_PRIOR_PHOTOS = 16
 _BLOCK = 2048
+_NEIGHBOURS = 4
+"""Candidates of a photo in each block: enough to link a cluster, and time stays bounded."""
 _PAIRS_AT_ONCE = 4096
 
 
@@ -49,6 +55,8 @@ def find_duplicates(
     digests: npt.NDArray[np.uint8],
     pixel_digests: npt.NDArray[np.uint8],
     thumbnails: npt.NDArray[np.uint8],
+    *,
+    progress: Progress = no_progress,
 ) -> Duplicates:
     """Group photos that are the same; near-identical ones only within a class.
 
@@ -59,11 +67,12 @@ def find_duplicates(
         digests: of the bytes, uint8 (N, any).
         pixel_digests: of the pixels, uint8 (N, any).
         thumbnails: grey, uint8 (N, 32, 32); may be memory-mapped.
+        progress: told how many photos have been compared.
     """
     first_bytes = _first_of_equal(digests)
     groups = _first_of_equal(pixel_digests)
     distinct = np.flatnonzero(groups == np.arange(len(groups)))
-    _join_near_identical(groups, distinct, labels, thumbnails)
+    _join_near_identical(groups, distinct, labels, thumbnails, progress)
     groups = np.array([_root(groups, index) for index in range(len(groups))], np.int64)
     by_bytes = len(digests) - len(np.unique(first_bytes))
     return Duplicates(
@@ -74,10 +83,9 @@ def find_duplicates(
     )
 
 
-def grey_thumbnail(rgb: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Reduce uint8 (64, 64, 3) to grey uint8 (32, 32); luma of ITU-R BT.601 in 1/256."""
-    luma = rgb.astype(np.uint16) @ np.array([77, 150, 29], np.uint16)
-    return (luma >> 8).reshape(32, 2, 32, 2).mean(axis=(1, 3)).astype(np.uint8)
+def grey_thumbnail(rgb: Image.Image) -> npt.NDArray[np.uint8]:
+    """Reduce an RGB image of 64×64 to luma (ITU-R BT.601), uint8 (32, 32)."""
+    return np.asarray(rgb.convert("L").reduce(2))
 
 
 def _first_of_equal(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
@@ -94,20 +102,25 @@ def _join_near_identical(
     distinct: npt.NDArray[np.int64],
     labels: npt.NDArray[np.int64],
     thumbnails: npt.NDArray[np.uint8],
+    progress: Progress,
 ) -> None:
     """Join the groups (a union-find forest) of distinct photos that look the same, in place."""
+    done = 0
     for label in np.unique(labels):
-        photos, spectrum = _spectra(distinct[labels[distinct] == label], thumbnails)
+        rows = distinct[labels[distinct] == label]
+        photos, spectrum = _spectra(rows, thumbnails)
         for pairs in _similar_pairs(spectrum):
             for start in range(0, len(pairs), _PAIRS_AT_ONCE):
                 _join_alike(groups, photos[pairs[start : start + _PAIRS_AT_ONCE]], thumbnails)
+        done += len(rows)
+        progress("comparing photos", done, len(distinct))
 
 
 def _spectra(
     rows: npt.NDArray[np.int64], thumbnails: npt.NDArray[np.uint8]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
-    """Return those of the photos that have texture, and their spectra in 1/127, (n, 84)."""
-    kept, spectra = [np.zeros(0, np.int64)], [np.zeros((0, len(_EXPECTED)), np.int8)]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return those of the photos that have texture, and what is their own in their spectra."""
+    kept, spectra = [np.zeros(0, np.int64)], [np.zeros((0, len(_EXPECTED)), np.float32)]
     for start in range(0, len(rows), _BLOCK):
         block = rows[start : start + _BLOCK]
         grey = thumbnails[block].astype(np.float32)
@@ -115,9 +128,13 @@ def _spectra(
         textured = _MIN_TEXTURE_CELLS * np.square(energy).sum(axis=(1, 2)) <= 1.0
         textured &= energy.any(axis=(1, 2))
         kept.append(block[textured])
-        # One byte an entry keeps a million photos at 84 MB; cosines err by less than 0.01.
-        spectra.append(np.rint(_spectrum(grey[textured]) * 127).astype(np.int8))
-    return np.concatenate(kept), np.concatenate(spectra)
+        spectra.append(_spectrum(grey[textured]))
+    photos, spectrum = np.concatenate(kept), np.concatenate(spectra)
+    # What the photos of the class have in common tells none of them apart; in a small class
+    # little of it is known.
+    spectrum -= spectrum.sum(axis=0) / (len(spectrum) + _PRIOR_PHOTOS)
+    spectrum /= np.linalg.norm(spectrum, axis=1, keepdims=True) + 1e-9
+    return photos, spectrum
 
 
 def _join_alike(
@@ -134,16 +151,20 @@ def _join_alike(
         groups[high] = low
 
 
-def _similar_pairs(spectrum: npt.NDArray[np.int8]) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield (P, 2) indices of pairs whose spectra are similar, block against block."""
-    threshold = np.float32(_MIN_SIMILARITY * 127**2)
+def _similar_pairs(spectrum: npt.NDArray[np.float32]) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield (P, 2) indices of the most similar pairs, block against block."""
     for start in range(0, len(spectrum), _BLOCK):
-        rows = spectrum[start : start + _BLOCK].astype(np.float32)
+        rows = spectrum[start : start + _BLOCK]
         for other in range(start, len(spectrum), _BLOCK):
-            columns = spectrum[other : other + _BLOCK].astype(np.float32)
-            left, right = np.nonzero(rows @ columns.T >= threshold)
-            pairs = np.stack([left + start, right + other], axis=1)
-            yield pairs[pairs[:, 0] < pairs[:, 1]]
+            cosine = rows @ spectrum[other : other + _BLOCK].T
+            if other == start:
+                cosine = np.triu(cosine, 1)
+            alike = np.flatnonzero((cosine >= _MIN_SIMILARITY).any(axis=1))
+            count = min(_NEIGHBOURS, cosine.shape[1])
+            nearest = np.argpartition(cosine[alike], -count, axis=1)[:, -count:]
+            left, right = np.repeat(alike, count), nearest.ravel()
+            chosen = cosine[left, right] >= _MIN_SIMILARITY
+            yield np.stack([left[chosen] + start, right[chosen] + other], axis=1)
 
 
 def _frequencies() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
@@ -159,12 +180,11 @@ _WINDOW = np.outer(*[np.hanning(THUMBNAIL_SIZE + 2)[1:-1]] * 2).astype(np.float3
 
 
 def _spectrum(grey: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Log magnitudes of low frequencies, flattened and normalised: (n, 32, 32) to (n, 84)."""
+    """Log magnitudes of low frequencies less what photos have on average, (n, 84)."""
     centred = grey - grey.mean(axis=(1, 2), keepdims=True)
     magnitude = np.abs(np.fft.fft2(centred * _WINDOW)[:, _LOW])
     log = np.log(magnitude + 8.0) - _EXPECTED
-    log -= log.mean(axis=1, keepdims=True)
-    return log / (np.linalg.norm(log, axis=1, keepdims=True) + 1e-9)
+    return log - log.mean(axis=1, keepdims=True)
 
 
 def _aligned_correlation(

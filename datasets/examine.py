@@ -8,6 +8,7 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from datasets.decode import (
     Photo,
@@ -15,7 +16,6 @@ from datasets.decode import (
     decode,
     pillow_warnings_ignored,
     read_file,
-    resize,
 )
 from datasets.duplicates import THUMBNAIL_SIZE, grey_thumbnail
 from datasets.errors import Progress
@@ -25,6 +25,8 @@ from datasets.sources import Listing, Quarantined
 _FILES_PER_TASK = 32
 _SIZE = 64
 """Side of the squashed photo that colours and thumbnails are taken from."""
+_STRIP_PIXELS = 2**21
+_LEVELS = np.arange(256.0)
 _LARGE_PIXELS = 89_478_485
 """Where Pillow warns of a decompression bomb; it refuses at twice as many."""
 
@@ -138,22 +140,30 @@ def _examine_file(listing: Listing, path: str) -> _Facts | str:
         photo = decode(data)
     except UnreadableImageError as error:
         return str(error)
-    pixels = hashlib.blake2b(repr(photo.rgb.size).encode(), digest_size=16)
-    pixels.update(photo.rgb.tobytes())
-    thumbnail = resize(photo.rgb, _SIZE, "squash")
-    values = thumbnail.reshape(-1, 3).astype(np.float64)
+    small = photo.rgb.resize((_SIZE, _SIZE), Image.Resampling.BILINEAR)
+    counts = np.array(small.histogram(), np.float64).reshape(3, 256)
     return _Facts(
         digest=digest.digest(),
-        pixel_digest=pixels.digest(),
-        thumbnail=grey_thumbnail(thumbnail),
-        channel_sums=values.sum(axis=0),
-        channel_square_sums=np.square(values).sum(axis=0),
+        pixel_digest=_digest_pixels(photo.rgb),
+        thumbnail=grey_thumbnail(small),
+        channel_sums=counts @ _LEVELS,
+        channel_square_sums=counts @ np.square(_LEVELS),
         format=photo.format,
         mode=photo.mode,
         size=photo.rgb.size,
         notes=(*photo.notes, *_name_notes(path, photo)),
         file_bytes=len(data),
     )
+
+
+def _digest_pixels(rgb: Image.Image) -> bytes:
+    """Strip by strip, so that a large photo is not copied whole."""
+    digest = hashlib.blake2b(repr(rgb.size).encode(), digest_size=16)
+    rows = max(1, _STRIP_PIXELS // rgb.width)
+    for top in range(0, rgb.height, rows):
+        box = (0, top, rgb.width, min(top + rows, rgb.height))
+        digest.update((rgb if rows >= rgb.height else rgb.crop(box)).tobytes())
+    return digest.digest()
 
 
 def _map_thumbnails(file: IO[bytes], count: int) -> npt.NDArray[np.uint8]:

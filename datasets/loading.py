@@ -91,7 +91,11 @@ def scan(
     labels = listing.labels[examination.rows]
     _check_every_class_is_usable(listing, labels, examination)
     duplicates = find_duplicates(
-        labels, examination.digests, examination.pixel_digests, examination.thumbnails
+        labels,
+        examination.digests,
+        examination.pixel_digests,
+        examination.thumbnails,
+        progress=progress or no_progress,
     )
     groups = duplicates.groups
     if fold is not None:
