@@ -29,7 +29,7 @@ _MIN_TEXTURE_CELLS = 30.0
 _MAX_FREQUENCY = 6
 _SPECTRUM_SLOPE = -1.3
 """Power by which magnitudes of photos fall with frequency; divided out, so none dominates."""
-_PRIOR_PHOTOS = 16
+_PRIOR_PHOTOS = 64
 _BLOCK = 2048
 _NEIGHBOURS = 4
 """Candidates of a photo in each block: enough to link a cluster, and time stays bounded."""
