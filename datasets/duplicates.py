@@ -18,7 +18,7 @@ from datasets.errors import Progress, no_progress
 THUMBNAIL_SIZE = 32
 """Side of the grey thumbnail that photos are compared by."""
 
-_MIN_SIMILARITY = 0.8
+_MIN_SIMILARITY = 0.7
 _MIN_CORRELATION = 0.6
 """Between true pairs of Food-101 (0.63 and more) and the closest strangers (0.54 and less)."""
 _MAX_SHIFT = 5
