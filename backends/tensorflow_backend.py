@@ -24,7 +24,7 @@ from backends.tensorflow_network import (
     unbiased_batch_norm,
 )
 from backends.tensorflow_optimizers import build_optimizer
-from backends.tensorflow_probe import probe_layer, probe_pass
+from backends.tensorflow_probe import probe_layer, probe_pass, traced_pass
 from backends.tensorflow_state import read_state, write_state, write_tensors
 from harness.config import RunConfig
 from harness.environment import usable_cpus
@@ -138,6 +138,7 @@ class TensorFlowBackend:
         write_tensors(weights, self._built)
         self._step = tf.function(self._train, jit_compile=self._jit, autograph=False)
         self._infer = tf.function(self._float_logits, autograph=False)
+        self._probe = traced_pass(tf, keras, self._built, self._loss, jit=self._jit)
         self._results: list[tf.Tensor] = []
         self._poisoned = False
 
@@ -198,16 +199,8 @@ class TensorFlowBackend:
     def probe(self, batch: _Batch) -> Probe:
         """See :meth:`harness.protocol.Backend.probe`."""
         images, labels = batch.result()
-        return probe_pass(
-            self._tf,
-            self._keras,
-            self._built,
-            self._normalised(images),
-            labels,
-            self._loss,
-            loss_scale=self._loss_scale(),
-            jit=self._jit,
-        )
+        scale = self._tf.constant(self._loss_scale(), self._float)
+        return probe_pass(self._probe, self._built, self._normalised(images), labels, scale)
 
     def probe_layer(self, layer: str, x: np.ndarray, output_gradient: np.ndarray) -> LayerProbe:
         """See :meth:`harness.protocol.Backend.probe_layer`."""

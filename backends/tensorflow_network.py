@@ -182,13 +182,13 @@ def unbiased_batch_norm(keras: ModuleType) -> type[keras.layers.BatchNormalizati
 
     class BatchNormalization(keras.layers.BatchNormalization):
         def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-            before = ops.convert_to_tensor(self.moving_variance)
+            kept = self.moving_variance * self.momentum
             outputs = super().call(inputs, training=training, mask=mask)
             if training and self.trainable:
                 # The parent added (1 − momentum)·biased; unbiased is biased·n/(n − 1), that is
                 # biased + biased/(n − 1). Normalisation itself keeps the biased variance.
-                n = ops.cast(ops.size(inputs) // inputs.shape[self.axis], before.dtype)
-                added = self.moving_variance - before * self.momentum
+                n = ops.cast(ops.size(inputs) // inputs.shape[self.axis], kept.dtype)
+                added = self.moving_variance - kept
                 self.moving_variance.assign_add(added / (n - 1))
             return outputs
 

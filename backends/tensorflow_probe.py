@@ -22,40 +22,47 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def probe_pass(
+def traced_pass(
     tf: ModuleType,
     keras: ModuleType,
     built: BuiltModel,
-    images: tf.Tensor,
-    labels: tf.Tensor,
     loss_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     *,
-    loss_scale: float,
     jit: bool,
-) -> Probe:
-    """Run the model on normalised ``images`` and its backward pass, and restore the model.
-
-    ``loss_of`` takes labels and logits. The loss is multiplied by ``loss_scale`` for the backward
-    pass; the gradients that are returned are divided by it again, in float32 or wider.
-    """
+) -> Callable[..., tuple[Any, ...]]:
+    """The function behind :func:`probe_pass`; ``loss_of`` takes labels and logits."""
     parameters = {name: v for name, v in built.variables.items() if v.trainable}
     # The same layers, with every output in view.
     every = keras.Model(built.model.inputs, built.outputs)
 
-    def passes(images: tf.Tensor, labels: tf.Tensor) -> tuple[Any, ...]:
+    def passes(images: tf.Tensor, labels: tf.Tensor, loss_scale: tf.Tensor) -> tuple[Any, ...]:
         with tf.GradientTape() as tape:
+            # So that outputs ahead of the first parameter have gradients as well.
+            tape.watch(images)
             outputs = every(images, training=True)
-            logits = outputs[built.head]
-            loss = loss_of(labels, logits)
+            loss = loss_of(labels, outputs[built.head])
             scaled_loss = loss * loss_scale
         return loss, outputs, *tape.gradient(scaled_loss, (outputs, parameters))
 
-    with _statistics_restored([v for v in built.variables.values() if not v.trainable]):
-        traced = tf.function(passes, jit_compile=jit, autograph=False)
-        loss, outputs, output_gradients, gradients = traced(images, labels)
-        statistics = {
-            name: _to_numpy(v.value) for name, v in built.variables.items() if not v.trainable
-        }
+    return tf.function(passes, jit_compile=jit, autograph=False)
+
+
+def probe_pass(
+    passes: Callable[..., tuple[Any, ...]],
+    built: BuiltModel,
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    loss_scale: tf.Tensor,
+) -> Probe:
+    """Run the model on normalised ``images`` and its backward pass, and restore the model.
+
+    The loss is multiplied by ``loss_scale`` for the backward pass; the gradients that are
+    returned are divided by it again, in float32 or wider.
+    """
+    statistics = {name: v for name, v in built.variables.items() if not v.trainable}
+    with _restored([*statistics.values()]):
+        loss, outputs, output_gradients, gradients = passes(images, labels, loss_scale)
+        left = {name: _to_numpy(variable.value) for name, variable in statistics.items()}
 
     def activations(values: dict[str, Any]) -> dict[str, np.ndarray]:
         return {
@@ -64,19 +71,16 @@ def probe_pass(
         }
 
     shown = activations(outputs)
+    scale = float(loss_scale)
     return Probe(
         loss=float(loss),
         logits=shown[built.head],
         outputs=shown,
         output_gradients={
-            name: _unscaled(value, loss_scale)
-            for name, value in activations(output_gradients).items()
+            name: _unscaled(value, scale) for name, value in activations(output_gradients).items()
         },
-        parameter_gradients={
-            name: _unscaled(canonical_tensor(_to_numpy(value)), loss_scale)
-            for name, value in gradients.items()
-        },
-        running_statistics=statistics,
+        parameter_gradients=_unscaled_parameters(gradients, scale),
+        running_statistics=left,
     )
 
 
@@ -116,18 +120,22 @@ def probe_layer(
     # The layer before leaves its output in this dtype.
     inputs = native(x, parts[0].input.dtype)
     scaled_gradient = native(output_gradient * loss_scale, parts[-1].output.dtype)
-    with _statistics_restored([v for part in parts for v in part.non_trainable_variables]):
+    with _restored([v for part in parts for v in part.non_trainable_variables]):
         traced = tf.function(passes, jit_compile=jit, autograph=False)
         output, input_gradient, gradients = traced(inputs, scaled_gradient)
     input_gradient = canonical_activation(_to_numpy(input_gradient), built.channels_first)
     return LayerProbe(
         output=canonical_activation(_to_numpy(output), built.channels_first),
         input_gradient=_unscaled(input_gradient, loss_scale),
-        parameter_gradients={
-            name: _unscaled(canonical_tensor(_to_numpy(value)), loss_scale)
-            for name, value in gradients.items()
-        },
+        parameter_gradients=_unscaled_parameters(gradients, loss_scale),
     )
+
+
+def _unscaled_parameters(gradients: dict[str, Any], loss_scale: float) -> dict[str, np.ndarray]:
+    return {
+        name: _unscaled(canonical_tensor(_to_numpy(value)), loss_scale)
+        for name, value in gradients.items()
+    }
 
 
 def _unscaled(values: np.ndarray, loss_scale: float) -> np.ndarray:
@@ -141,7 +149,7 @@ def _to_numpy(tensor: tf.Tensor) -> np.ndarray:
 
 
 @contextmanager
-def _statistics_restored(variables: list[keras.Variable]) -> Iterator[None]:
+def _restored(variables: list[keras.Variable]) -> Iterator[None]:
     saved = [variable.numpy() for variable in variables]
     try:
         yield
