@@ -28,7 +28,7 @@ from backends.paddle_evidence import (
     recorded_gradients,
     recorded_layers,
 )
-from backends.paddle_network import RunningStatistics, build_model
+from backends.paddle_network import RunningStatistics, build_model, compile_model
 from backends.paddle_optimizers import OptimizerSlots, make_optimizer, make_scaler
 from backends.paddle_probe import (
     canonical_layout,
@@ -357,24 +357,13 @@ class PaddleBackend:
 
     def _compiled(self) -> Any:
         """The model as one program, tried on a blank batch: a failure tells itself here."""
-        paddle, run, model = self._paddle, self._run, self._model
-
-        # to_static rewrites the layer that it is given; evaluation keeps the plain model.
-        class Compiled(paddle.nn.Layer):
-            def __init__(self) -> None:
-                super().__init__()
-                self.model = model
-
-            def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-                return self.model(x)
-
+        run = self._run
         size = (run.batch_size, self._network.image_size, self._network.image_size, 3)
         blank = self.put(np.zeros(size, np.uint8), np.zeros(run.batch_size, np.int64))
-        backend = "CINN" if paddle.is_compiled_with_cinn() else None
         with warnings.catch_warnings():  # the translation warns of its own calls
             warnings.simplefilter("ignore")
             try:
-                compiled = paddle.jit.to_static(Compiled(), backend=backend, full_graph=True)
+                compiled = compile_model(self._paddle, self._model)
                 self._loss(compiled, blank).backward()
                 self.synchronize()
             except Exception as error:
