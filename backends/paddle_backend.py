@@ -145,7 +145,7 @@ class PaddleBackend:
         self._parameters.load(self._parameters.tensors, weights)
         self._statistics.load(weights)
         self._optimizer = make_optimizer(paddle, run, [*self._parameters.tensors.values()])
-        self._slots = OptimizerSlots(self._optimizer, self._parameters.tensors)
+        self._slots = OptimizerSlots(paddle, self._optimizer, self._parameters.tensors)
         self._updates = 0
         self._scaler = make_scaler(paddle, run)
         self._cross_entropy = paddle.nn.functional.cross_entropy
@@ -174,7 +174,7 @@ class PaddleBackend:
             paddle.to_tensor(part, place=paddle.CUDAPinnedPlace()) for part in (images, labels)
         )
         on_device = [part.cuda(blocking=False) for part in pinned]
-        copied = paddle.device.cuda.current_stream().record_event()
+        copied = paddle.device.current_stream(self._device).record_event()
         # Nor does Paddle keep the pinned memory from reuse until it is copied.
         self._copying.append((copied, pinned))
         while self._copying[0][0].query() and len(self._copying) > 1:

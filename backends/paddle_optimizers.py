@@ -99,8 +99,12 @@ class OptimizerSlots:
     """The moments or velocities of an optimizer, by canonical name of their parameter."""
 
     def __init__(
-        self, optimizer: paddle.optimizer.Optimizer, parameters: dict[str, paddle.Tensor]
+        self,
+        paddle: ModuleType,
+        optimizer: paddle.optimizer.Optimizer,
+        parameters: dict[str, paddle.Tensor],
     ) -> None:
+        self._paddle = paddle
         self._optimizer = optimizer
         self._parameters = parameters
         self._canonical = {tensor.name: name for name, tensor in parameters.items()}
@@ -128,7 +132,10 @@ class OptimizerSlots:
             value = dtype.type(0)
             if slot in _POWERS:
                 value = _power(dtype.type(_POWERS[slot]), steps + 1)
-            tensor.set_value(np.full(tensor.shape, value, dtype))
+            # An array would land on the GPU, but Adam keeps its powers on the host.
+            tensor.set_value(
+                self._paddle.to_tensor(np.full(tensor.shape, value, dtype), place=tensor.place)
+            )
 
     def _entries(self) -> list[tuple[str, str, paddle.Tensor]]:
         entries = []

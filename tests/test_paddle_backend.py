@@ -472,6 +472,45 @@ def test_an_old_paddle_is_refused(monkeypatch):
         opened(RESIDUAL)
 
 
+def test_pinned_memory_is_kept_until_its_copy_is_done():
+    calls, events = [], []
+
+    class Event:
+        done = False
+
+        def query(self):
+            return self.done
+
+    class Pinned:
+        def __init__(self, part, place):
+            assert place == "pinned"
+
+        def cuda(self, blocking):
+            calls.append(blocking)
+            return "on device"
+
+    def record_event():
+        events.append(Event())
+        return events[-1]
+
+    backend, _ = opened(RESIDUAL)
+    backend._on_cuda, backend._device = True, "gpu:0"
+    backend._paddle = SimpleNamespace(
+        to_tensor=Pinned,
+        CUDAPinnedPlace=lambda: "pinned",
+        device=SimpleNamespace(
+            current_stream=lambda device: SimpleNamespace(record_event=record_event)
+        ),
+    )
+    for kept in (1, 2, 3):
+        assert backend.put(PIXELS, LABELS) == ("on device", "on device")
+        assert len(backend._copying) == kept
+    assert not any(calls), "the host must not wait"
+    events[0].done = events[1].done = True
+    backend.put(PIXELS, LABELS)
+    assert [event for event, _ in backend._copying] == events[2:]
+
+
 def test_an_allocation_that_fails_is_told_from_other_errors():
     import paddle
 
