@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from harness.options import configure, preset_name, repeat_command, run_options
+import harness
+from harness.options import (
+    HOW_OPTIONS,
+    configure,
+    preset_name,
+    refuse_given,
+    repeat_command,
+    run_options,
+)
 from harness.registry import BACKENDS, COMPARED
 
 if TYPE_CHECKING:
@@ -44,7 +52,7 @@ class _Commands(click.Group):
 @click.option("--backend", type=click.Choice([*BACKENDS]), help="Framework of a single run.")
 @click.option("--amp/--no-amp", default=False, help="Mixed precision for the single run.  [no]")
 @run_options
-@click.version_option(package_name="amp-harness", message="%(version)s")
+@click.version_option(harness.__version__, message="%(version)s")
 @click.pass_context
 def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> None:
     """Does mixed-precision training (AMP) pay on this machine, and in which framework?
@@ -53,6 +61,7 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
     compare.
     """
     if ctx.invoked_subcommand is not None:
+        refuse_given(ctx, f"belongs behind '{ctx.invoked_subcommand}'")
         return
     if backend is None:
         click.echo(ctx.get_help())
@@ -102,8 +111,13 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
 )
 @click.option("--resume", metavar="DIR", help="Complete the study in DIR.")
 @run_options
+@click.pass_context
 def compare(
-    backends: tuple[str, ...], precisions: tuple[str, ...], resume: str | None, **options: Any
+    ctx: click.Context,
+    backends: tuple[str, ...],
+    precisions: tuple[str, ...],
+    resume: str | None,
+    **options: Any,
 ) -> None:
     """Train every framework with AMP off and on, and write one report."""
     from harness.study import resume_study, start_study
@@ -115,6 +129,7 @@ def compare(
         for precision in tuple(dict.fromkeys(precisions)) or ("fp32", "amp")
     ]
     if resume:
+        refuse_given(ctx, "cannot change a study that is resumed", but=("resume", *HOW_OPTIONS))
         options["out"] = resume
     with _Session(options, BACKENDS) as session:
         if resume:

@@ -7,16 +7,17 @@ Nothing heavy is imported here, so that ``--help`` answers at once; values are v
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
 
 _MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "lenet", "convnet")
-_FILE_OPTIONS = ("out", "cache_dir", "strict", "json", "python")
+HOW_OPTIONS = ("cache_dir", "strict", "json", "python")
 """Options that say where things are or how they are told, not what is run."""
 
 _OPTIONS: list[Callable[..., Any]] = [
@@ -126,7 +127,7 @@ def configure(options: dict[str, Any], **fixed: Any) -> RunConfig:
     given = {
         name: value
         for name, value in options.items()
-        if value is not None and name not in (*_FILE_OPTIONS, "preset")
+        if value is not None and name not in (*HOW_OPTIONS, "out", "preset")
     }
     preset = dict(PRESETS[preset_name(options)])
     if "steps" in given or "epochs" in given:
@@ -139,6 +140,18 @@ def configure(options: dict[str, Any], **fixed: Any) -> RunConfig:
         flag = _flag(str(first["loc"][0])) if first["loc"] else ""
         text = first["msg"].removeprefix("Value error, ")
         raise click.UsageError(f"{flag}: {text}" if flag else text) from error
+
+
+def refuse_given(ctx: click.Context, why: str, *, but: Collection[str] = ()) -> None:
+    """Refuse options on the command line that would have no effect.
+
+    Raises:
+        click.UsageError: one that is not among ``but`` was given; the text ends with ``why``.
+    """
+    for option in ctx.command.params:
+        source = ctx.get_parameter_source(option.name or "")
+        if source is ParameterSource.COMMANDLINE and option.name not in but:
+            raise click.UsageError(f"{option.opts[0]} {why}", ctx)
 
 
 def preset_name(options: dict[str, Any]) -> str:

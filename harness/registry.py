@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from harness.protocol import Backend, Unsupported
+if TYPE_CHECKING:
+    from harness.protocol import Backend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,9 @@ def load_backend(name: str) -> Backend:
     Raises:
         Unsupported: the framework is not installed in this environment.
     """
+    # Here, so that the command line can name the backends without loading NumPy and pydantic.
+    from harness.protocol import Unsupported
+
     entry = BACKENDS[name]
     if not is_installed(name):
         raise Unsupported(
