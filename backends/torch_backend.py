@@ -124,6 +124,12 @@ class TorchBackend:
             )
         else:
             self._optimizer = torch.optim.SGD(self._parameters, momentum=run.momentum, **shared)
+            # The fused kernel leaves the buffers that it makes at its first step unwritten when the
+            # scaler skips that step, and the next one adds to them. From zeros, the first momentum
+            # is the gradient, as it should be.
+            for parameter in self._parameters if run.momentum else ():
+                zeros = torch.zeros_like(parameter)
+                self._optimizer.state[parameter]["momentum_buffer"] = zeros
         policy = run.loss_scale
         self._scaler = torch.amp.GradScaler(
             self._device.type,

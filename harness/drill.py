@@ -19,8 +19,9 @@ from harness.protocol import Backend, StepResult, TrainState
 from harness.trial import trial_batch, trial_network
 from harness.weights import initial_weights
 
-POISONED_STEP = 3
-RECOVERY_STEPS = 4
+POISONED_STEPS = (0, 3)
+"""The very first step, when an optimizer may not have made its state yet, and a later one."""
+RECOVERY_STEPS = 3
 OVERFLOW_FACTOR = 2.0**17
 """Times the first convolution's weights: its float16 outputs pass 65504 for any picture."""
 
@@ -36,13 +37,16 @@ class Finding(BaseModel):
 
 
 def drill(backend: Backend, run: RunConfig) -> list[Finding]:
-    """Run both drills.
+    """Run both drills with the optimizer of ``run``.
 
     Raises:
         Unsupported: the backend cannot run AMP with a loss scaler on this device.
     """
     backend.open(run)
-    return [*_infinite_gradient(backend, run), *_overflowing_forward(backend, run)]
+    findings: list[Finding] = []
+    for step in POISONED_STEPS:
+        findings += _infinite_gradient(backend, run, step)
+    return [*findings, *_overflowing_forward(backend, run)]
 
 
 def _build(backend: Backend, run: RunConfig) -> None:
@@ -56,12 +60,12 @@ def _step(backend: Backend, run: RunConfig, index: int) -> StepResult:
     return result
 
 
-def _infinite_gradient(backend: Backend, run: RunConfig) -> list[Finding]:
+def _infinite_gradient(backend: Backend, run: RunConfig, poisoned_step: int) -> list[Finding]:
     _build(backend, run)
-    before = [_step(backend, run, index) for index in range(POISONED_STEP)]
+    before = [_step(backend, run, index) for index in range(poisoned_step)]
     state = backend.state()
     backend.poison_next_gradient()
-    poisoned = _step(backend, run, POISONED_STEP)
+    poisoned = _step(backend, run, poisoned_step)
     after = backend.state()
     # The same batches again, so that the loss is one that training has seen.
     recovery = [_step(backend, run, index % 2) for index in range(RECOVERY_STEPS)]
@@ -72,7 +76,7 @@ def _infinite_gradient(backend: Backend, run: RunConfig) -> list[Finding]:
     factor = run.loss_scale.backoff_factor if run.loss_scale.dynamic else 1.0
     moved = _moved_statistics(state, after)
     return [
-        _finding("skipped steps", str([POISONED_STEP]), str(skipped)),
+        _finding(f"step {poisoned_step} poisoned: skipped steps", str([poisoned_step]), str(skipped)),
         _finding("weights changed by the skipped step", "0", str(_changed_weights(state, after))),
         _finding("optimizer slots changed by it", "0", str(_changed_slots(state, after))),
         _finding("optimizer steps counted for it", "0", _difference(state, after)),
@@ -145,9 +149,10 @@ def _changed_weights(before: TrainState, after: TrainState) -> int:
 
 
 def _changed_slots(before: TrainState, after: TrainState) -> int:
+    """Slots that differ; one that an optimizer had not made before its first step was zero."""
     return sum(
-        not np.array_equal(values, after.slots[slot][name])
-        for slot, tensors in before.slots.items()
+        not np.array_equal(before.slots.get(slot, {}).get(name, np.zeros_like(values)), values)
+        for slot, tensors in after.slots.items()
         for name, values in tensors.items()
     )
 

@@ -74,7 +74,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*/record.json"), key=lambda p
         number("images_per_s", 1, 1), gib("device_allocated_peak_bytes"),
         gib("device_reserved_peak_bytes"), gib("device_used_delta_bytes"),
         number("data_wait_fraction", 100, 1), number("threads_in_use", 1, 2),
-        sum(record["steps"]["skipped"]), f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "-"))
+        sum(record["steps"]["skipped"]), f"{float(losses[0]):.4f} -> {float(losses[-1]):.4f}" if losses else "-"))
     if record["reason"]:
         print(" " * 15 + record["reason"])
 PYTHON
