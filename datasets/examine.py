@@ -1,6 +1,5 @@
 """Read every file of a listing once: is it whole, what is in it, what does it look like."""
 
-import hashlib
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,43 +7,19 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from datasets.decode import (
-    Photo,
-    UnreadableImageError,
-    decode,
-    pillow_warnings_ignored,
-    read_file,
-)
-from datasets.duplicates import THUMBNAIL_SIZE, grey_thumbnail
+from datasets.decode import pillow_warnings_ignored
+from datasets.duplicates import THUMBNAIL_SIZE
 from datasets.errors import Progress
 from datasets.parallel import ordered_map
+from datasets.photo_facts import SMALL_SIZE, PhotoFacts, examine_file
+from datasets.scan_index import ScanIndex
 from datasets.sources import Listing, Quarantined
 
 _FILES_PER_TASK = 32
-_SIZE = 64
-"""Side of the squashed photo that colours and thumbnails are taken from."""
-_STRIP_PIXELS = 2**21
-_LEVELS = np.arange(256.0)
 _LARGE_PIXELS = 89_478_485
 """Where Pillow warns of a decompression bomb; it refuses at twice as many."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What one readable file is."""
-
-    digest: bytes
-    pixel_digest: bytes
-    thumbnail: npt.NDArray[np.uint8]
-    channel_sums: npt.NDArray[np.float64]
-    channel_square_sums: npt.NDArray[np.float64]
-    format: str
-    mode: str
-    size: tuple[int, int]
-    notes: tuple[str, ...]
-    file_bytes: int
+_CHANGED = "its bytes have changed since the manifest was written (SHA-256 differs)"
 
 
 @dataclass(kw_only=True)
@@ -73,8 +48,11 @@ class Examination:
     """Standard deviation over the same pixels, shape (3,)."""
 
 
-def examine(listing: Listing, *, progress: Progress) -> Examination:
-    """Decode every file with all cores; unreadable ones are quarantined with their reason."""
+def examine(listing: Listing, *, index: ScanIndex, progress: Progress) -> Examination:
+    """Decode every file with all cores; unreadable ones are quarantined with their reason.
+
+    Files that the index knows are not read again.
+    """
     count = len(listing.paths)
     rows, quarantined = bytearray(), list(listing.quarantined)
     digests, pixel_digests = bytearray(), bytearray()
@@ -84,9 +62,8 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
     notes: Counter[str] = Counter()
     sums, square_sums, file_bytes = np.zeros(3), np.zeros(3), 0
 
-    def examine_chunk(start: int) -> list[_Facts | str]:
-        stop = min(start + _FILES_PER_TASK, count)
-        return [_examine_file(listing, listing.paths[row]) for row in range(start, stop)]
+    def examine_chunk(start: int) -> list[PhotoFacts | str]:
+        return _examine_files(listing, range(start, min(start + _FILES_PER_TASK, count)), index)
 
     progress("reading photos", 0, count)
     row = 0
@@ -99,11 +76,11 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
                     rows += row.to_bytes(8, "little")
                     digests += facts.digest
                     pixel_digests += facts.pixel_digest
-                    thumbnail_file.write(facts.thumbnail.tobytes())
+                    thumbnail_file.write(facts.thumbnail)
                     formats[facts.format] += 1
                     modes[facts.mode] += 1
                     sizes[facts.size] += 1
-                    notes.update(facts.notes)
+                    notes.update([*facts.notes, *_name_notes(listing.paths[row], facts)])
                     file_bytes += facts.file_bytes
                     sums += facts.channel_sums
                     square_sums += facts.channel_square_sums
@@ -111,7 +88,7 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
             progress("reading photos", row, count)
         readable = len(rows) // 8
         thumbnails = _map_thumbnails(thumbnail_file, readable)
-    values = max(readable, 1) * _SIZE**2 * 255.0
+    values = max(readable, 1) * SMALL_SIZE**2 * 255.0
     mean = sums / values
     return Examination(
         rows=np.frombuffer(rows, "<i8").astype(np.int64),
@@ -129,41 +106,22 @@ def examine(listing: Listing, *, progress: Progress) -> Examination:
     )
 
 
-def _examine_file(listing: Listing, path: str) -> _Facts | str:
-    """Facts about one file, or the reason why it takes no part."""
-    try:
-        data = read_file(listing.root / path)
-        digest = hashlib.sha256(data)
-        expected = listing.digests.get(path)
-        if expected is not None and digest.hexdigest() != expected:
-            return "its bytes have changed since the manifest was written (SHA-256 differs)"
-        photo = decode(data)
-    except UnreadableImageError as error:
-        return str(error)
-    small = photo.rgb.resize((_SIZE, _SIZE), Image.Resampling.BILINEAR)
-    counts = np.array(small.histogram(), np.float64).reshape(3, 256)
-    return _Facts(
-        digest=digest.digest(),
-        pixel_digest=_digest_pixels(photo.rgb),
-        thumbnail=grey_thumbnail(small),
-        channel_sums=counts @ _LEVELS,
-        channel_square_sums=counts @ np.square(_LEVELS),
-        format=photo.format,
-        mode=photo.mode,
-        size=photo.rgb.size,
-        notes=(*photo.notes, *_name_notes(path, photo)),
-        file_bytes=len(data),
-    )
-
-
-def _digest_pixels(rgb: Image.Image) -> bytes:
-    """Strip by strip, so that a large photo is not copied whole."""
-    digest = hashlib.blake2b(repr(rgb.size).encode(), digest_size=16)
-    rows = max(1, _STRIP_PIXELS // rgb.width)
-    for top in range(0, rgb.height, rows):
-        box = (0, top, rgb.width, min(top + rows, rgb.height))
-        digest.update((rgb if rows >= rgb.height else rgb.crop(box)).tobytes())
-    return digest.digest()
+def _examine_files(listing: Listing, rows: range, index: ScanIndex) -> list[PhotoFacts | str]:
+    paths = [listing.paths[row] for row in rows]
+    keys = [index.key(listing.root / path) for path in paths]
+    known = index.find([key for key in keys if key is not None])
+    results: list[PhotoFacts | str] = []
+    news: dict[bytes, PhotoFacts] = {}
+    for path, key in zip(paths, keys, strict=True):
+        facts = known[key] if key in known else examine_file(listing.root / path)
+        if isinstance(facts, PhotoFacts):
+            if key is not None and key not in known:
+                news[key] = facts
+            if listing.digests.get(path, facts.digest.hex()) != facts.digest.hex():
+                facts = _CHANGED
+        results.append(facts)
+    index.remember(news)
+    return results
 
 
 def _map_thumbnails(file: IO[bytes], count: int) -> npt.NDArray[np.uint8]:
@@ -178,12 +136,12 @@ _SUFFIXES = {
 }  # fmt: skip
 
 
-def _name_notes(path: str, photo: Photo) -> list[str]:
+def _name_notes(path: str, facts: PhotoFacts) -> list[str]:
     notes = []
     suffix = path.rpartition(".")[2].casefold()
-    content = "JPEG" if photo.format == "MPO" else photo.format
+    content = "JPEG" if facts.format == "MPO" else facts.format
     if _SUFFIXES.get(suffix, content) != content:
         notes.append(f"{content} named .{suffix}")
-    if photo.rgb.width * photo.rgb.height > _LARGE_PIXELS:
+    if facts.size[0] * facts.size[1] > _LARGE_PIXELS:
         notes.append(f"over {_LARGE_PIXELS:,} pixels")
     return notes

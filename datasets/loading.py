@@ -1,6 +1,7 @@
 """From what the user names to a manifest: locate, read every file, find duplicates, split."""
 
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from datasets.examine import Examination, examine
 from datasets.manifest import Manifest, common_root
 from datasets.places import cache_root
 from datasets.sample import sample_folder
+from datasets.scan_index import ScanIndex
 from datasets.sources import VAL, Listing, list_folder
 from datasets.splits import k_fold_split, leaked, stratified_split
 
@@ -73,7 +75,8 @@ def scan(
         val_fraction: share of each class that validates, used where the source gives no split.
         fold: ``(number, count)``, number from 1: validate on that fold of a stratified k-fold
             split instead, also where the source gives a split.
-        cache_dir: where archives are unpacked; by default the user's cache folder.
+        cache_dir: where archives are unpacked, and where it is remembered which files have been
+            read, so that the next scan reads only new ones; by default the user's cache folder.
         strict: whether a single quarantined file is an error.
         progress: told how many photos have been read.
 
@@ -81,7 +84,8 @@ def scan(
         DataError: no usable dataset, or ``strict`` and something was quarantined.
     """
     listing = locate(source, cache_dir=cache_dir, progress=progress or no_progress)
-    examination = examine(listing, progress=progress or no_progress)
+    with closing(ScanIndex(cache_root(cache_dir))) as index:
+        examination = examine(listing, index=index, progress=progress or no_progress)
     if strict and examination.quarantined:
         first = examination.quarantined[0]
         raise DataError(
