@@ -365,3 +365,22 @@ def test_synthetic_pixels_are_noise_by_seed():
     assert set(pixels.labels) == {0, 1, 2}
     # Uniform noise on 0..255 has mean 127.5.
     assert abs(pixels.images(pixels.train).mean() - 127.5) < 1
+
+
+@pytest.mark.slow
+def test_no_damage_to_the_cache_of_real_photos_is_ever_served(shared_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "_CHUNK_BYTES", 5 * cache_bytes(1, 224))
+    manifest = load_manifest(shared_data / "food5", seed=0)
+    view = build_cache(manifest, image_size=224, cache_dir=tmp_path)
+    truth = (view.parent.parent / "images.npy").read_bytes()
+    assert len(truth) == 128 + cache_bytes(300, 224)
+    rows = decoded_rows(monkeypatch)
+    assert build_cache(manifest, image_size=224, cache_dir=tmp_path) == view
+    assert rows == []
+    for damage in DAMAGES.values():
+        damage(view.parent.parent)
+        view = build_cache(manifest, image_size=224, cache_dir=tmp_path)
+        pixels = CachedPixels(view)
+        assert pixels.images(np.arange(300)).tobytes() == truth[128:]
+        assert np.array_equal(pixels.labels, manifest.labels)
+        assert pixels.val.tolist() == manifest.val.tolist()

@@ -335,3 +335,22 @@ def test_near_duplicates_of_food101_are_grouped(shared_data):
 def test_real_photos_of_food101_that_differ_are_not_grouped(shared_data):
     groups = scan(shared_data / "food5", seed=0).duplicates.groups
     assert len(np.unique(groups)) == 300
+
+
+def test_the_official_split_of_food101_leaks_what_the_near_duplicates_show(shared_data, tmp_path):
+    # Food-101 has one of each pair in its test list, but for the apple pies: both are there.
+    names = {"train": [], "test": []}
+    for path in sorted((shared_data / "odd" / "near_dup").iterdir()):
+        class_name, _, photo_id = path.stem.partition("__")
+        (tmp_path / "images" / class_name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / class_name / f"{photo_id}.jpg").symlink_to(path)
+        first_of_pair = photo_id in ("2306008", "1769984", "2030970", "2547911")
+        names["train" if first_of_pair else "test"].append(f"{class_name}/{photo_id}")
+    (tmp_path / "meta").mkdir()
+    for part, lines in names.items():
+        (tmp_path / "meta" / f"{part}.txt").write_text("\n".join(lines))
+    warnings = load_manifest(tmp_path, seed=0).warnings
+    assert "4 validation photos have a duplicate among the training photos" in warnings[0]
+    # Split anew, nothing leaks.
+    refolded = load_manifest(tmp_path, seed=0, fold=(1, 2))
+    assert not [warning for warning in refolded.warnings if "duplicate" in warning]
