@@ -17,9 +17,10 @@ from pydantic import BaseModel
 
 from datasets import HostBatch, PixelSource, TrainBatches, val_batches
 from harness.config import RunConfig
+from harness.gradients import gradient_histogram
 from harness.networks import build_network, forward_flops_per_image, parameter_count
 from harness.protocol import Backend, DeviceMemory, Evidence, InForce, TrainState
-from harness.records import AccuracyPart, ModelPart, Window
+from harness.records import AccuracyPart, GradientHistogramPart, ModelPart, Window
 from harness.schedule import learning_rate
 from harness.weights import initial_weights
 
@@ -68,7 +69,8 @@ class Arm:
         self._started = clock()
         self._steps_done = 0
         self._windows_done = 0
-        self._digest = hashlib.sha256()
+        self._batch_digest = hashlib.sha256()
+        self._order_digest = hashlib.sha256()
         self._hashed_batches = 0
         self._data_wait_s = 0.0
 
@@ -163,6 +165,12 @@ class Arm:
         """What a training step runs in, as the backend shows it."""
         return self._backend.evidence(self._next_batch)
 
+    def gradient_histogram(self) -> GradientHistogramPart:
+        """Count the gradients of one pass on the next batch; changes nothing."""
+        loss_scale = self._backend.state().loss_scale
+        probe = self._backend.probe(self._next_batch)
+        return gradient_histogram(probe, step=self._steps_done, loss_scale=loss_scale)
+
     def memory(self) -> DeviceMemory:
         """Peaks of the device allocator."""
         return self._backend.memory()
@@ -170,7 +178,12 @@ class Arm:
     @property
     def batch_sha256(self) -> str:
         """SHA-256 over pixels, labels and ids of the first batches, in their order."""
-        return self._digest.hexdigest()
+        return self._batch_digest.hexdigest()
+
+    @property
+    def order_sha256(self) -> str:
+        """SHA-256 over the ids of all images so far, in the order in which they were given."""
+        return self._order_digest.hexdigest()
 
     def close(self) -> None:
         """Stop the loader and release the device."""
@@ -190,10 +203,11 @@ class Arm:
             yield on_device
 
     def _hash(self, batch: HostBatch) -> None:
+        self._order_digest.update(batch.ids.tobytes())
         if self._hashed_batches < HASHED_BATCHES:
             self._hashed_batches += 1
             for array in (batch.images, batch.labels, batch.ids):
-                self._digest.update(array.tobytes())
+                self._batch_digest.update(array.tobytes())
 
     def _evaluate_padded(self, batch: HostBatch) -> np.ndarray:
         # One batch shape only: a short last batch would make a compiled evaluation compile again.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import harness
+from harness.data_commands import data
 from harness.options import (
     HOW_OPTIONS,
     configure,
@@ -22,6 +23,7 @@ from harness.options import (
     repeat_command,
     run_options,
 )
+from harness.proof_commands import drill, parity
 from harness.registry import BACKENDS, COMPARED
 
 if TYPE_CHECKING:
@@ -34,21 +36,7 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
-class _Commands(click.Group):
-    """Loads the ``data`` commands, and what they import, only when they are asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "data"])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "data":
-            from harness.data_commands import data
-
-            return data
-        return super().get_command(ctx, cmd_name)
-
-
-@click.group(cls=_Commands, invoke_without_command=True)
+@click.group(invoke_without_command=True)
 @click.option("--backend", type=click.Choice([*BACKENDS]), help="Framework of a single run.")
 @click.option("--amp/--no-amp", default=False, help="Mixed precision for the single run.  [no]")
 @run_options
@@ -148,6 +136,11 @@ def compare(
     session.show(records, report.html)
     failed = any(record.status not in ("ok", "unavailable") for record in records)
     sys.exit(EXIT_FAILED if failed else 0)
+
+
+main.add_command(data)
+main.add_command(parity)
+main.add_command(drill)
 
 
 @main.command()

@@ -89,6 +89,10 @@ class RunConfig(BaseModel):
     """CPU threads of the framework; None: one for each CPU this process may use."""
     tf32: bool = False
     deterministic: bool = False
+    gradient_histogram: int | None = Field(default=None, ge=1)
+    """Steps after which the sizes of the gradients are counted once; None: never."""
+    label: str = Field(default="", pattern=r"^[a-z0-9]*$")
+    """Tells this arm from others of its backend and precision in one study, such as ``seed1``."""
     timeout_s: float = Field(default=1800.0, gt=0)
     """Longest silence of a worker (no step, no answer) before it is called hung and killed."""
 
@@ -113,7 +117,7 @@ class RunConfig(BaseModel):
     @property
     def arm(self) -> str:
         """Name of this arm within a study, and of its record's file: ``torch-amp``."""
-        return f"{self.backend}-{self.precision}"
+        return "-".join(filter(None, (self.backend, self.precision, self.label)))
 
     @property
     def scales_loss(self) -> bool:

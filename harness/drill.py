@@ -69,14 +69,14 @@ def _infinite_gradient(backend: Backend, run: RunConfig, poisoned_step: int) -> 
     after = backend.state()
     # The same batches again, so that the loss is one that training has seen.
     recovery = [_step(backend, run, index % 2) for index in range(RECOVERY_STEPS)]
-    skipped = [
-        step for step, result in enumerate([*before, poisoned, *recovery]) if result.skipped
-    ]
+    skipped = [step for step, result in enumerate([*before, poisoned, *recovery]) if result.skipped]
     scale = state.loss_scale
     factor = run.loss_scale.backoff_factor if run.loss_scale.dynamic else 1.0
     moved = _moved_statistics(state, after)
     return [
-        _finding(f"step {poisoned_step} poisoned: skipped steps", str([poisoned_step]), str(skipped)),
+        _finding(
+            f"step {poisoned_step} poisoned: skipped steps", str([poisoned_step]), str(skipped)
+        ),
         _finding("weights changed by the skipped step", "0", str(_changed_weights(state, after))),
         _finding("optimizer slots changed by it", "0", str(_changed_slots(state, after))),
         _finding("optimizer steps counted for it", "0", _difference(state, after)),

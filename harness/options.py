@@ -16,7 +16,7 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from harness.config import RunConfig
 
-_MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "lenet", "convnet")
+MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "lenet", "convnet")
 HOW_OPTIONS = ("cache_dir", "strict", "json", "python")
 """Options that say where things are or how they are told, not what is run."""
 
@@ -31,7 +31,7 @@ _OPTIONS: list[Callable[..., Any]] = [
         metavar="PATH|sample",
         help="Folder of class folders, archive of one, Food-101 tree, or manifest CSV.  [sample]",
     ),
-    click.option("--model", type=click.Choice(_MODELS), help="Network.  [resnet18]"),
+    click.option("--model", type=click.Choice(MODELS), help="Network.  [resnet18]"),
     click.option("--image-size", type=int, metavar="PX", help="Side of the square images."),
     click.option("--batch-size", type=int, metavar="N", help="Images in a step."),
     click.option("--epochs", type=int, metavar="N", help="Length of the training in epochs ..."),
@@ -83,6 +83,12 @@ _OPTIONS: list[Callable[..., Any]] = [
     click.option("--tf32/--no-tf32", default=None, help="TF32 in float32 products.  [no]"),
     click.option(
         "--deterministic/--no-deterministic", default=None, help="Deterministic kernels.  [no]"
+    ),
+    click.option(
+        "--gradient-histogram",
+        type=int,
+        metavar="STEP",
+        help="Count the gradients by size after this many steps.",
     ),
     click.option(
         "--window-steps", type=int, metavar="N", help="Steps in a timed window at most.  [2 s]"
@@ -170,7 +176,7 @@ def repeat_command(run: RunConfig) -> str:
     words = ["python", "-m", "harness", "--preset", "quick", "--backend", run.backend]
     if run.precision != "fp32":
         words.append("--amp")
-    skipped = {"backend", "precision"}
+    skipped = {"backend", "precision", "label"}
     for name, field in type(run).model_fields.items():
         value = getattr(run, name)
         # A preset might say otherwise, so everything that one can set is spelled out.

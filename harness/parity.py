@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from harness.config import RunConfig
-from harness.trial import CHECKPOINTS, Arrays, TrialTask, layer_questions
+from harness.trial import CHECKPOINTS, Arrays, TrialTask, layer_questions, save_arrays
 from harness.worker_process import WorkerFailed, WorkerProcess
 
 Verdict = Literal["pass", "fail", "noise", "reference", "unavailable"]
@@ -153,28 +153,27 @@ class _ModelParity:
         self._model = model
         self._folder = folder
         self._on_trial = on_trial
+        self._reference_backend: str | None = None
+        """The first backend that runs float64 here."""
         self._reference: Arrays = {}
-        """Of the first backend, in float64: one probe and, by recipe, the trained weights."""
+        """Its probe and, by recipe, its trained weights."""
 
     def rows(self) -> Iterator[ParityRow]:
         for backend in self._plan.backends:
             yield from self._float64_rows(backend)
-        if not self._reference:
+        if self._reference_backend is None:
             return
         for precision in ("fp32", "amp"):
             dtype = "float32" if precision == "fp32" else self._plan.base.amp_dtype
             questions = self._folder / f"questions-{dtype}.npz"
-            np.savez(questions, **layer_questions(self._run("fp32"), self._reference, dtype))
-            answers = self._try("reference", self._first, "float64", layers=questions)
+            save_arrays(questions, layer_questions(self._run("fp32"), self._reference, dtype))
+            answers = self._try(
+                "reference of each layer", self._reference_backend, "float64", layers=questions
+            )
             for backend in self._plan.backends:
                 yield from self._timed_rows(backend, precision, dtype, questions, answers)
 
-    @property
-    def _first(self) -> str:
-        return self._plan.backends[0]
-
     def _float64_rows(self, backend: str) -> Iterator[ParityRow]:
-        is_reference = backend == self._first
         for index, recipe in enumerate(self._plan.recipes):
             arrays = self._try(
                 f"float64, {recipe}",
@@ -187,6 +186,8 @@ class _ModelParity:
             if isinstance(arrays, str):
                 yield self._unavailable(backend, "float64", f"training with {recipe}", arrays)
                 continue
+            self._reference_backend = self._reference_backend or backend
+            is_reference = backend == self._reference_backend
             named = {
                 name.replace("/", f" steps of {recipe}/", 1)
                 if name.startswith("weights after")
@@ -288,7 +289,7 @@ class _ModelParity:
     def _run(self, precision: str, backend: str = "", recipe: Recipe | None = None) -> RunConfig:
         recipe = recipe or self._plan.recipes[0]
         changes = {
-            "backend": backend or self._first,
+            "backend": backend or self._plan.backends[0],
             "precision": precision,
             "model": self._model,
             "optimizer": recipe.optimizer,

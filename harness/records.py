@@ -13,6 +13,8 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from harness.config import RunConfig
+
 SCHEMA_VERSION: Final = 1
 
 P = TypeVar("P", bound=BaseModel)
@@ -61,6 +63,8 @@ class DataPart(_Part):
     val_images: int
     batch_sha256: str | None = None
     """Over the pixels, labels and ids of the first batches that the adapter was given."""
+    order_sha256: str | None = None
+    """Over the ids of all images in the order in which the adapter was given them."""
     quarantined: list[QuarantinedFile] = []
     warnings: list[str] = []
 
@@ -157,6 +161,34 @@ class MemoryPart(_Part):
     device_used_delta_bytes: int | None
 
 
+class GradientSizes(_Part):
+    """How large the values of some gradients are, unscaled: counts by power of two."""
+
+    first_exponent: int
+    """``counts[i]`` values lie in [2**(first_exponent + i), twice that)."""
+    counts: list[int]
+    zeros: int
+    not_finite: int
+    below_float16: int
+    """Not zero, but at most 2**-25: float16 rounds them to zero."""
+    subnormal_float16: int
+    """Above that and below 2**-14: float16 holds them with fewer than 11 bits."""
+
+
+class GradientHistogramPart(_Part):
+    """Sizes of the gradients of the unscaled loss on one batch (Micikevicius et al. 2018, Fig. 3).
+
+    Computed in the run's own precision, with its loss scale, and divided by that afterwards.
+    """
+
+    step: int
+    """Steps taken before."""
+    loss_scale: float | None
+    activations: GradientSizes
+    """Of all layers' outputs."""
+    weights: GradientSizes
+
+
 class EnergyPart(_Part):
     joules: float
     source: str
@@ -198,6 +230,7 @@ class Record(_Part):
     training: TrainingPart | None = None
     windows: list[Window] = []
     steps: StepsPart = StepsPart()
+    gradient_histogram: GradientHistogramPart | None = None
     epochs: list[EpochPart] = []
     throughput: ThroughputPart | None = None
     accuracy: AccuracyPart | None = None
@@ -261,7 +294,7 @@ def read_study(path: Path) -> Study:
 def read_study_records(directory: Path) -> tuple[Study, list[Record]]:
     """Read a study folder: its description and the records finished so far, in planned order."""
     study = read_study(directory / "study.json")
-    order = {f"{arm['backend']}-{arm['precision']}": i for i, arm in enumerate(study.arms)}
+    order = {RunConfig.model_validate(arm).arm: i for i, arm in enumerate(study.arms)}
     records = [read_record(path) for path in sorted((directory / "records").glob("*.json"))]
     records.sort(key=lambda record: (order.get(record.arm, len(order)), record.arm))
     return study, records

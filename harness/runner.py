@@ -22,6 +22,7 @@ from harness.records import (
     DevicePart,
     EnvironmentPart,
     EpochPart,
+    GradientHistogramPart,
     MemoryPart,
     PrecisionPart,
     Record,
@@ -89,9 +90,10 @@ class ArmRun:
         self._steps = StepsPart()
         self._epochs: list[EpochPart] = []
         self._epoch_start = 0
+        self._histogram: GradientHistogramPart | None = None
         self._accuracy: AccuracyPart | None = None
         self._memory: MemoryPart | None = None
-        self._batch_sha256: str | None = None
+        self._hashes: dict[str, str] = {}
         self._divergence = DivergenceWatch()
 
     @property
@@ -133,7 +135,7 @@ class ArmRun:
                 self._look_at_evidence()
                 answer = self._worker.ask("finish")
                 self._memory = MemoryPart.model_validate(answer["memory"])
-                self._batch_sha256 = answer["batch_sha256"]
+                self._hashes = {name: answer[name] for name in ("batch_sha256", "order_sha256")}
         self._resources.close()
         record = self._record()
         self._tell("finished", status=record.status, reason=record.reason)
@@ -193,7 +195,10 @@ class ArmRun:
         prepared = self._prepared
         assert prepared is not None
         to_epoch_end = prepared.steps_per_epoch - self._step % prepared.steps_per_epoch
-        return min(to_epoch_end, prepared.total_steps - self._step)
+        ends = [to_epoch_end, prepared.total_steps - self._step]
+        if self._run.gradient_histogram is not None and self._step < self._run.gradient_histogram:
+            ends.append(self._run.gradient_histogram - self._step)
+        return min(ends)
 
     def _window(self, steps: int, *, warmup: bool) -> None:
         prepared = self._prepared
@@ -215,6 +220,9 @@ class ArmRun:
             images_per_s=steps * self._run.batch_size / result.window.time_s,
             remaining_s=pace_s * (prepared.total_steps - self._step),
         )
+        if self._step == self._run.gradient_histogram:
+            answer = self._worker.ask("gradient_histogram")
+            self._histogram = GradientHistogramPart.model_validate(answer["histogram"])
         if self._step % prepared.steps_per_epoch == 0 or self._step == prepared.total_steps:
             self._end_epoch()
 
@@ -288,7 +296,7 @@ class ArmRun:
     def _record(self) -> Record:
         run, prepared = self._run, self._prepared
         in_force = prepared.in_force if prepared else None
-        data = self._data.data.model_copy(update={"batch_sha256": self._batch_sha256})
+        data = self._data.data.model_copy(update=self._hashes)
         return Record(
             arm=run.arm,
             status=self._failure.status if self._failure else "ok",
@@ -316,6 +324,7 @@ class ArmRun:
             training=self._training(prepared) if prepared else None,
             windows=self._windows,
             steps=self._steps,
+            gradient_histogram=self._histogram,
             epochs=self._epochs,
             throughput=self._throughput(prepared) if prepared else None,
             accuracy=self._accuracy,

@@ -127,8 +127,26 @@ def _run_missing(
         )
         write_json(path, record)
         records.append(record)
+        _refuse_other_data(records)
     write_json(directory / "study.json", study.model_copy(update={"finished": True}))
     return records
+
+
+def _refuse_other_data(records: list[Record]) -> None:
+    """Stop a study whose arms were given different batches: nothing in it can be compared."""
+    given: dict[int, Record] = {}
+    for record in records:
+        if record.status != "ok" or record.data is None or record.training is None:
+            continue
+        first = given.setdefault(record.training.seed, record)
+        assert first.data is not None
+        for name in ("batch_sha256", "order_sha256"):
+            if getattr(record.data, name) != getattr(first.data, name):
+                raise StudyError(
+                    f"{first.arm} and {record.arm} were given different images ({name} differs), "
+                    "so they cannot be compared; this is a fault of the harness or of a changed "
+                    "cache: start anew with another --out and --cache-dir"
+                )
 
 
 def _finished(path: Path) -> Record:

@@ -67,8 +67,14 @@ def perform(backend: Backend, run: RunConfig, task: TrialTask) -> None:
         arrays |= _answer_layers(backend, task.layers)
     if task.train:
         arrays |= _train(backend, run)
-    np.savez(task.out, **arrays)
+    save_arrays(task.out, arrays)
     backend.close()
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write ``arrays`` by name into an uncompressed ``.npz`` file."""
+    # The stub takes any keyword for its own allow_pickle.
+    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
 
 
 def trial_network(run: RunConfig) -> Network:
@@ -110,7 +116,7 @@ def round_to(values: np.ndarray, dtype: str) -> np.ndarray:
 def _probe(backend: Backend, run: RunConfig) -> Arrays:
     probe = backend.probe(backend.put(*trial_batch(run, 0)))
     return {
-        "loss/loss": np.float64(probe.loss),
+        "loss/loss": np.array(probe.loss),
         "logits/logits": probe.logits.astype(np.float64),
         **_prefixed("outputs", probe.outputs),
         **_prefixed("output_gradients", probe.output_gradients),

@@ -33,6 +33,10 @@ PARENT_GONE = 75
 """Exit code of a worker whose parent vanished."""
 
 
+_LAST_COMMANDS = ("finish", "trial", "drill")
+"""Commands after whose answer the worker leaves."""
+
+
 class Session:
     """The commands of one worker; each method is a command, its keywords the arguments."""
 
@@ -72,6 +76,10 @@ class Session:
         """Show what a step runs in."""
         return {"evidence": self._arm.evidence()}
 
+    def gradient_histogram(self) -> dict[str, Any]:
+        """Count the gradients by size."""
+        return {"histogram": self._arm.gradient_histogram()}
+
     def evaluate(self) -> dict[str, Any]:
         """Validate the current weights."""
         return {"accuracy": self._arm.evaluate()}
@@ -86,7 +94,11 @@ class Session:
             device_used_delta_bytes=self._gpu_memory.used_delta_bytes(self._device_uuid),
         )
         self._arm.close()
-        return {"memory": memory, "batch_sha256": self._arm.batch_sha256}
+        return {
+            "memory": memory,
+            "batch_sha256": self._arm.batch_sha256,
+            "order_sha256": self._arm.order_sha256,
+        }
 
 
 def host_peak_bytes() -> int:
@@ -115,7 +127,7 @@ def describe_failure(error: BaseException, backend: Backend | None) -> dict[str,
 
 
 def serve(commands: queue.Queue[str], answers: TextIO) -> None:
-    """Answer commands until ``finish`` has been answered."""
+    """Answer commands until the last one has been answered."""
     session = Session()
     while True:
         command = json.loads(commands.get())
@@ -127,7 +139,7 @@ def serve(commands: queue.Queue[str], answers: TextIO) -> None:
             answer = {"error": describe_failure(error, session.backend)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-        if "error" in answer or name == "finish":
+        if "error" in answer or name in _LAST_COMMANDS:
             return
 
 

@@ -128,11 +128,9 @@ class WorkerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None and self._process.stdin is not None:
-            # The worker leaves when its input ends; a second or two lets it write its last words.
-            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-                self._process.stdin.close()
-                self._process.wait(timeout=_GRACE_S)
+        if error is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=10)
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout, self._log):
             with contextlib.suppress(OSError):

@@ -42,6 +42,7 @@ FLAGS: dict[str, tuple[str | None, str, Any]] = {
     "--compile": ("on", "compile", "on"),
     "--tf32": (None, "tf32", True),
     "--deterministic": (None, "deterministic", True),
+    "--gradient-histogram": ("17", "gradient_histogram", 17),
     "--timeout": ("12.5", "timeout_s", 12.5),
 }
 WHERE_AND_HOW = {"preset", "out", "cache_dir", "strict", "python", "json"}
@@ -81,7 +82,7 @@ def test_every_field_of_a_run_has_a_flag_and_every_flag_is_tested():
     fields = {field for _, field, _ in FLAGS.values()}
     options = {option.name for option in main.params} - {"version", "backend", "amp"}
 
-    assert fields == set(RunConfig.model_fields) - {"backend", "precision"}
+    assert fields == set(RunConfig.model_fields) - {"backend", "precision", "label"}
     assert options == fields | WHERE_AND_HOW
 
 

@@ -96,6 +96,7 @@ class ScriptedWorker:
             "loss": [self.loss(step) for step in places],
             "loss_scale": [1024.0 if self._run.scales_loss else None] * steps,
             "skipped": skipped,
+            "broken_statistics": [],
         }
         return {"result": result}
 
@@ -125,7 +126,7 @@ class ScriptedWorker:
             "device_reserved_peak_bytes": None,
             "device_used_delta_bytes": None,
         }
-        return {"memory": memory, "batch_sha256": "ab" * 32}
+        return {"memory": memory, "batch_sha256": "ab" * 32, "order_sha256": "cd" * 32}
 
 
 Scripted = Callable[..., tuple[Record, ScriptedWorker]]
