@@ -120,10 +120,11 @@ def test_a_class_of_copies_only_is_warned_of(tmp_path):
 
 
 def test_the_same_photo_in_two_classes_trains(tmp_path):
-    folder = dataset(tmp_path, a=5, b=5)
+    folder = dataset(tmp_path, a=10, b=10)
     data = (folder / "a" / "000.png").read_bytes()
     (folder / "b" / "same.png").write_bytes(data)
-    for seed in range(6):
+    # A class gives two to validation, so there would be room for both.
+    for seed in range(12):
         entries = load_manifest(folder, seed=seed).entries
         same = [e for e in entries if e.sha256 == hashlib.sha256(data).hexdigest()]
         assert [entry.split for entry in same] == ["train", "train"]
@@ -163,6 +164,10 @@ def test_brighter_cropped_and_recompressed_copies_are_near_identical():
 
 def test_different_scenes_are_not_near_identical():
     assert groups_of(*[scene(seed) for seed in range(60)]) == list(range(60))
+
+
+def test_a_photo_on_its_head_has_the_same_spectrum_and_is_another_photo():
+    assert groups_of(scene(1), scene(1).transpose(Image.Transpose.ROTATE_180)) == [0, 1]
 
 
 def test_flat_pictures_are_compared_by_pixels_only():

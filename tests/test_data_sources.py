@@ -152,6 +152,12 @@ def test_a_class_of_folders_only_is_explained(two_classes):
         load_manifest(two_classes, seed=0)
 
 
+def test_an_error_is_one_line_without_codes_whatever_the_names(tmp_path):
+    with pytest.raises(DataError, match="no such file or folder") as error:
+        load_manifest(tmp_path / "line\nbreak \x1b[31m", seed=0)
+    assert str(error.value).isprintable()
+
+
 def test_an_empty_class_is_an_error(two_classes):
     (two_classes / "empty").mkdir()
     with pytest.raises(DataError, match="class 'empty' has no files"):
