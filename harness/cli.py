@@ -97,6 +97,13 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
     type=click.Choice(["fp32", "amp"]),
     help="Precision to compare; repeatable.  [fp32, amp]",
 )
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 20),
+    default=1,
+    show_default=True,
+    help="Repeat with this many seeds, to see AMP's loss gap beside that between seeds.",
+)
 @click.option("--resume", metavar="DIR", help="Complete the study in DIR.")
 @run_options
 @click.pass_context
@@ -104,6 +111,7 @@ def compare(
     ctx: click.Context,
     backends: tuple[str, ...],
     precisions: tuple[str, ...],
+    seeds: int,
     resume: str | None,
     **options: Any,
 ) -> None:
@@ -111,10 +119,15 @@ def compare(
     from harness.study import resume_study, start_study
 
     chosen = tuple(dict.fromkeys(backends)) or COMPARED
-    runs = [
+    first = [
         configure(options, backend=backend, precision=precision)
         for backend in chosen
         for precision in tuple(dict.fromkeys(precisions)) or ("fp32", "amp")
+    ]
+    runs = first + [
+        run.model_copy(update={"seed": run.seed + more, "label": f"seed{run.seed + more}"})
+        for more in range(1, seeds)
+        for run in first
     ]
     if resume:
         refuse_given(ctx, "cannot change a study that is resumed", but=("resume", *HOW_OPTIONS))
