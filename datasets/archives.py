@@ -20,6 +20,7 @@ from typing import IO, Any
 from datasets.archive_names import decode_zip_names, redecode, safe_parts
 from datasets.decode import MAX_FILE_BYTES
 from datasets.errors import DataError, Progress
+from datasets.places import only_process
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
@@ -72,8 +73,6 @@ def extract_archive(path: Path, *, cache_dir: Path, progress: Progress) -> Path:
         DataError: damaged, encrypted, a bomb, members that are links or devices, twice the
             same name, or lead out of the archive; or the disk is full.
     """
-    from filelock import FileLock  # only where data is prepared: a worker may run without it
-
     status = os.stat(path)
     identity = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}\0{_LAYOUT_VERSION}"
     key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -81,7 +80,7 @@ def extract_archive(path: Path, *, cache_dir: Path, progress: Progress) -> Path:
     partial = folder.with_name(f"{key}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f"{key}.lock")):
+        with only_process(folder.with_name(f"{key}.lock"), progress):
             if not _is_complete(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 partial.mkdir(exist_ok=True)

@@ -32,7 +32,7 @@ from datasets.decode import (
 from datasets.errors import DataError, Progress, no_progress
 from datasets.manifest import Manifest
 from datasets.parallel import ordered_map
-from datasets.places import cache_root
+from datasets.places import cache_root, only_process
 
 LIMIT_VARIABLE = "AMP_HARNESS_CACHE_LIMIT_GB"
 _DEFAULT_LIMIT_GB = 200.0
@@ -74,8 +74,6 @@ def build_cache(
     Raises:
         DataError: a photo changed or vanished, the folder cannot be written, the disk is full.
     """
-    from filelock import FileLock  # only where data is prepared: a worker may run without it
-
     report = progress or no_progress
     _check_options(image_size, resize)
     root = cache_root(cache_dir) / "pixels"
@@ -83,7 +81,7 @@ def build_cache(
     folder = root / key
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{key}.lock"):
+        with only_process(root / f"{key}.lock", report):
             try:
                 _verify(folder, manifest, image_size, report)
             except CacheDamagedError:

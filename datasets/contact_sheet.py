@@ -17,7 +17,7 @@ from datasets.sources import SPLITS
 
 _THUMBNAIL = 96
 _MAX_PHOTOS = 3000
-_PHOTOS_PER_CLASS = (12, 240)
+_PHOTOS_PER_CLASS = (4, 240)
 
 
 def write_contact_sheet(

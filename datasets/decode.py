@@ -27,6 +27,9 @@ RESIZES: tuple[Resize, ...] = get_args(Resize)
 MAX_FILE_BYTES = 256 * 2**20
 """Larger files are refused unread: no photo is this large, and memory stays bounded."""
 
+_MAX_PIXELS_PER_BYTE = 16384
+"""Twice what deflate makes of the emptiest page; a large image beyond it is a header that lies."""
+
 _LARGE_PIXELS = 2**24
 _large_image = threading.Lock()
 """Images above 16 megapixels are decoded one at a time, so that memory does not grow with cores."""
@@ -103,7 +106,12 @@ def decode(data: bytes) -> Photo:
     """
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            large = image.width * image.height > _LARGE_PIXELS
+            pixels = image.width * image.height
+            large = pixels > _LARGE_PIXELS
+            if large and pixels > _MAX_PIXELS_PER_BYTE * len(data):
+                raise UnreadableImageError(
+                    f"decompression bomb: {pixels:,} pixels out of {len(data):,} bytes"
+                )
             with _large_image if large else contextlib.nullcontext():
                 return _decode_open(image)
     except UnidentifiedImageError as error:
@@ -188,9 +196,13 @@ def resize(rgb: Image.Image, image_size: int, how: Resize) -> npt.NDArray[np.uin
 
 @contextlib.contextmanager
 def pillow_warnings_ignored() -> Iterator[None]:
-    """Silence what Pillow warns about while files are decoded: the scan tells it better."""
+    """Silence what Pillow warns about while files are decoded: the scan tells it better.
+
+    Filters belong to the whole process and threads may leave in another order than they came, so
+    nothing but Pillow is silenced.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
         yield
 
 

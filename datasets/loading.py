@@ -141,7 +141,7 @@ def locate(source: str | Path, *, cache_dir: Path | None, progress: Progress) ->
     Raises:
         DataError: nothing there, or nothing that could be a dataset.
     """
-    if source == SAMPLE:
+    if str(source) == SAMPLE:
         folder = sample_folder(cache_root(cache_dir), progress=progress)
         return list_folder(folder, name=SAMPLE)
     path = Path(source).expanduser()

@@ -18,6 +18,8 @@ from datasets import (
     load_manifest,
 )
 from datasets import cache as cache_module
+from datasets.errors import no_progress
+from datasets.places import only_process
 
 SIZE = 16
 
@@ -254,6 +256,22 @@ def test_two_builders_at_once_decode_once(food, tmp_path, small_chunks, monkeypa
         thread.join()
     assert sorted(rows) == list(range(40))
     assert len(set(views)) == 1
+
+
+def test_a_builder_that_waits_for_another_says_so(food, tmp_path):
+    manifest = load_manifest(food, seed=0)
+    lock = build(manifest, tmp_path).parent.parent.with_suffix(".lock")
+    waiting = threading.Event()
+
+    def note(stage, done, total):
+        if stage.startswith("waiting for another process"):
+            waiting.set()
+
+    thread = threading.Thread(target=build, args=(manifest, tmp_path), kwargs={"progress": note})
+    with only_process(lock, no_progress):
+        thread.start()
+        assert waiting.wait(timeout=60)
+    thread.join()
 
 
 def test_the_size_is_told_before_anything_is_written(food, tmp_path):

@@ -359,6 +359,12 @@ def test_a_bomb_is_refused_before_it_is_unpacked():
         decode(png(14000, 14000, 8, 2, b""))
 
 
+def test_a_header_that_claims_far_more_than_the_file_can_hold_is_refused():
+    # 10,000 x 10,000 is within Pillow's limits, but no codec makes it out of some 70 bytes.
+    with pillow_warnings_ignored(), pytest.raises(UnreadableImageError, match="100,000,000 pixels"):
+        decode(png(10000, 10000, 8, 2, b""))
+
+
 def test_an_image_between_the_two_limits_of_pillow_is_decoded():
     # 9,500 x 9,500 = 90,250,000 pixels of one bit: Pillow warns above 89,478,485.
     rows = (b"\0" + b"\xff" * 1188) * 9500
