@@ -7,12 +7,13 @@ from datasets.batches import (
     epoch_order,
     val_batches,
 )
-from datasets.cache import build_cache, cache_bytes
+from datasets.cache import build_cache
 from datasets.decode import RESIZES, Resize
 from datasets.errors import DataError, Progress
 from datasets.fetch import fetch_food101
 from datasets.loading import Scan, load_manifest, scan
 from datasets.manifest import Entry, Manifest
+from datasets.pixel_layout import cache_bytes
 from datasets.pixels import CachedPixels, LivePixels, PixelSource, SyntheticPixels
 from datasets.sample import write_sample
 from datasets.sources import Quarantined

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ def available_cores() -> int:
 
 def ordered_map(
     function: Callable[[Item], Result], items: Iterable[Item], *, workers: int | None = None
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield ``function(item)`` in the order of items, from threads (Pillow releases the GIL).
 
     ``items`` is consumed as results are: at most four times ``workers`` are under way. Closing

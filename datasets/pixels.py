@@ -6,10 +6,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from datasets.cache import decode_entry, read_view
+from datasets.cache_view import read_view
 from datasets.csv_source import read_manifest
 from datasets.decode import Resize, pillow_warnings_ignored
+from datasets.entry_pixels import decode_entry
 from datasets.parallel import available_cores, ordered_map
+from datasets.sources import TRAIN, VAL
 
 
 class PixelSource(Protocol):
@@ -39,14 +41,14 @@ class CachedPixels:
         Raises:
             DataError: it is none, or its size or labels are not those that were written.
         """
-        meta, labels, images_path = read_view(path)
-        self.classes: tuple[str, ...] = tuple(meta["classes"])
-        self.image_size: int = meta["image_size"]
-        self.labels = labels[0]
-        self.train = np.flatnonzero(labels[1] == 0)
-        self.val = np.flatnonzero(labels[1] == 1)
+        view = read_view(path)
+        self.classes = view.classes
+        self.image_size = view.image_size
+        self.labels = view.labels
+        self.train = np.flatnonzero(view.splits == TRAIN)
+        self.val = np.flatnonzero(view.splits == VAL)
         # A plain view: np.memmap would make a subclass of each batch.
-        self._images = np.asarray(np.load(images_path, mmap_mode="r", allow_pickle=False))
+        self._images = np.asarray(np.load(view.images_path, mmap_mode="r", allow_pickle=False))
 
     def images(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return copies of the cached images."""

@@ -16,6 +16,7 @@ from datasets import (
     build_cache,
     cache_bytes,
     load_manifest,
+    pixel_layout,
 )
 from datasets import cache as cache_module
 from datasets.errors import no_progress
@@ -44,7 +45,7 @@ def colour_of(class_name, number):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Five images a chunk, so that the cache has eight chunks."""
-    monkeypatch.setattr(cache_module, "_CHUNK_BYTES", 5 * cache_bytes(1, SIZE))
+    monkeypatch.setattr(pixel_layout, "_CHUNK_BYTES", 5 * cache_bytes(1, SIZE))
 
 
 def build(manifest, tmp_path, **options):
@@ -387,7 +388,7 @@ def test_synthetic_pixels_are_noise_by_seed():
 
 @pytest.mark.slow
 def test_no_damage_to_the_cache_of_real_photos_is_ever_served(shared_data, tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "_CHUNK_BYTES", 5 * cache_bytes(1, 224))
+    monkeypatch.setattr(pixel_layout, "_CHUNK_BYTES", 5 * cache_bytes(1, 224))
     manifest = load_manifest(shared_data / "food5", seed=0)
     view = build_cache(manifest, image_size=224, cache_dir=tmp_path)
     truth = (view.parent.parent / "images.npy").read_bytes()
