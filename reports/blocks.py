@@ -66,7 +66,16 @@ class Terms:
     block: str = "terms"
 
 
-Block = Paragraph | Table | Figure | Commands | Terms
+@dataclass(frozen=True, kw_only=True)
+class Details:
+    """Blocks that a page folds away under a line. Markdown says that the page has them."""
+
+    summary: str
+    blocks: tuple[Paragraph | Table | Commands, ...]
+    block: str = "details"
+
+
+Block = Paragraph | Table | Figure | Commands | Terms | Details
 
 
 @dataclass(frozen=True, kw_only=True)

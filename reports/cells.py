@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from harness.records import Record, Study, UnreadableRecord, read_record, read_s
 
 NOT_RUN_YET = "not run yet"
 UNREADABLE = "unreadable"
+
+_ARM = re.compile(r"(?P<backend>.+)-(?P<precision>fp32|amp|float64)(?:-(?P<label>[a-z0-9]+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,8 @@ class Cell:
     backend: str
     precision: str
     """fp32, amp or float64."""
+    label: str
+    """Tells a further seed of the same arm apart; empty for the arm that the tables show."""
     status: str
     """A record's status, or ``not run yet``, or ``unreadable``."""
     reason: str | None
@@ -39,6 +44,11 @@ class Results:
     def records(self) -> list[Record]:
         """The readable records, in the order of the cells."""
         return [cell.record for cell in self.cells if cell.record is not None]
+
+    @property
+    def main_records(self) -> list[Record]:
+        """The readable records without those of further seeds."""
+        return [cell.record for cell in self.cells if cell.record is not None and not cell.label]
 
 
 def read_results(directory: Path) -> Results:
@@ -75,29 +85,32 @@ def study_cells(
     """
     read = {record.arm: record for record in records}
     broken = dict(unreadable or {})
-    arms = [] if study is None else [_planned(arm) for arm in study.arms]
-    arms += [name for name in (*read, *broken) if name not in arms]
-    return tuple(_cell(arm, read.get(arm), broken.get(arm)) for arm in dict.fromkeys(arms))
+    planned = [] if study is None else [_planned(arm) for arm in study.arms]
+    arms = dict.fromkeys([*planned, *read, *broken])
+    return tuple(_cell(arm, read.get(arm), broken.get(arm)) for arm in arms)
 
 
 def _planned(arm: dict[str, object]) -> str:
     try:
-        return f"{arm['backend']}-{arm['precision']}"
+        parts = (str(arm["backend"]), str(arm["precision"]), str(arm.get("label") or ""))
     except KeyError as error:
         raise UnreadableRecord(f"study.json: arms: an arm has no {error}") from error
+    return "-".join(filter(None, parts))
 
 
 def _cell(arm: str, record: Record | None, unreadable: str | None) -> Cell:
+    name = _ARM.fullmatch(arm)
     if record is not None:
         backend, precision = record.backend, record.precision.requested
         status, reason = str(record.status), record.reason
     else:
-        backend, _, precision = arm.rpartition("-")
+        backend, precision = (name["backend"], name["precision"]) if name else (arm, "")
         status, reason = (UNREADABLE, unreadable) if unreadable else (NOT_RUN_YET, None)
     return Cell(
         arm=arm,
-        backend=backend or arm,
+        backend=backend,
         precision=precision,
+        label=(name["label"] or "") if name else "",
         status=status,
         reason=reason,
         record=record,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from harness.records import Record, Study
 from reports.cells import Cell, study_cells
-from reports.fairness import Difference, confounders, differences
+from reports.fairness import Difference, confounds, differences
 from reports.formats import precision as precision_name
 from reports.speedup import Speedup, speedup, window_rates
 
@@ -58,7 +58,7 @@ class ComparisonRow:
     loss_step: int | None
     """Step whose losses are shown: the last that both arms took."""
     differences: tuple[Difference, ...]
-    """What differs between the two arms besides precision."""
+    """In what the two arms differ, precision included."""
     gaps: tuple[str, ...]
     """Why an arm has no result, for each such arm."""
     warnings: tuple[str, ...]
@@ -88,11 +88,11 @@ def comparison_table(
 
 
 def comparison_rows(cells: Iterable[Cell]) -> list[ComparisonRow]:
-    """As :func:`comparison_table`, from cells."""
+    """As :func:`comparison_table`, from cells; further seeds are no arms of the table."""
     by_backend: dict[str, dict[str, Cell]] = {}
     for cell in cells:
-        if cell.precision in ("fp32", "amp"):
-            by_backend.setdefault(cell.backend, {})[cell.precision] = cell
+        if cell.precision in ("fp32", "amp") and not cell.label:
+            by_backend.setdefault(cell.backend, {}).setdefault(cell.precision, cell)
     return [_row(backend, arms) for backend, arms in by_backend.items()]
 
 
@@ -104,7 +104,8 @@ def _row(backend: str, arms: Mapping[str, Cell]) -> ComparisonRow:
     amp = _figures(backend, "amp", arms.get("amp"), loss_step)
     measured = all(record.training is not None for record in records.values())
     both = (records["fp32"], records["amp"]) if len(records) == 2 and measured else None
-    gain = _speedup(fp32, amp, both)
+    found = differences(*both) if both else []
+    gain = _speedup(fp32, amp, both, found)
     version = next((r.framework_version for r in records.values() if r.framework_version), None)
     return ComparisonRow(
         backend=backend,
@@ -113,7 +114,7 @@ def _row(backend: str, arms: Mapping[str, Cell]) -> ComparisonRow:
         amp=amp,
         speedup=gain,
         loss_step=loss_step,
-        differences=tuple(differences(*both)) if both else (),
+        differences=tuple(found),
         gaps=tuple(_gaps(arms)),
         warnings=tuple(
             f"{precision_name(name)}: {text}"
@@ -163,8 +164,13 @@ def _last_scale(record: Record | None) -> float | None:
     return scales[-1] if scales else None
 
 
-def _speedup(fp32: ArmFigures, amp: ArmFigures, records: tuple[Record, Record] | None) -> Speedup:
-    reason = _no_ratio(fp32, amp, records)
+def _speedup(
+    fp32: ArmFigures,
+    amp: ArmFigures,
+    records: tuple[Record, Record] | None,
+    found: Sequence[Difference],
+) -> Speedup:
+    reason = _no_ratio(fp32, amp, records) or confounded("precision", found)
     if reason is None:
         return speedup(fp32.window_images_per_s, amp.window_images_per_s)
     return Speedup(
@@ -185,14 +191,20 @@ def _no_ratio(
         return " and ".join(missing)
     if records is None:
         return "the settings of an arm were not recorded"
-    effective = records[1].precision.effective
-    if effective == "float32":
-        return f"AMP asked for {amp.dtype}, and float32 is what ran"
-    found = confounders(*records)
-    if found:
-        listed = "; ".join(f"{d.setting}: {d.left} | {d.right}" for d in found)
-        return f"confounded, the arms differ in more than precision ({listed})"
+    for record in records:
+        precision = record.precision
+        name = precision_name(precision.requested)
+        if precision.effective is None:
+            return f"nothing shows that {name} ran in {precision.dtype}"
+        if precision.effective != precision.dtype:
+            return f"{name} asked for {precision.dtype}, and {precision.effective} is what ran"
     return None
+
+
+def confounded(factor: str, found: Sequence[Difference]) -> str | None:
+    """Why differences forbid a ratio of ``factor`` alone, with the list; None if they do not."""
+    listed = "; ".join(f"{d.setting}: {d.left} | {d.right}" for d in confounds(found))
+    return f"confounded, the arms differ in more than {factor} ({listed})" if listed else None
 
 
 def _gaps(arms: Mapping[str, Cell]) -> Iterable[str]:

@@ -8,7 +8,7 @@ from reports import formats
 from reports.blocks import Verdict
 from reports.cells import NOT_RUN_YET, Results
 from reports.comparison import ComparisonRow
-from reports.fairness import SAME_START_TOLERANCE, batch_groups, first_losses
+from reports.fairness import SAME_START_TOLERANCE, data_groups, first_losses
 
 WITHIN_ONE_PAIR = (
     "Each speedup compares one fp32 process with one AMP process; its 95 % interval comes from "
@@ -64,16 +64,19 @@ def run_headline(results: Results) -> str:
 def warnings(results: Results) -> list[str]:
     """What must be read before any figure of this report."""
     found: list[str] = []
-    groups = batch_groups(results.records)
-    if len(groups) > 1:
-        parts = "; ".join(f"{_listed(arms)} ({digest[:12]})" for digest, arms in groups.items())
-        found.append(
-            "The arms were not given the same first batches: "
-            f"{parts}. Figures of arms from different groups must not be compared, "
-            "and this report draws no comparison between frameworks."
-        )
+    for groups in data_groups(results.records).values():
+        if len(groups) > 1:
+            parts = "; ".join(
+                f"{_listed(arms)} ({', '.join(digest[:12] for digest in given)})"
+                for given, arms in groups.items()
+            )
+            found.append(
+                "The arms were not given the same first batches in the same order of images: "
+                f"{parts}. Figures of arms from different groups must not be compared, "
+                "and this report draws no comparison between frameworks."
+            )
     far = [
-        f"{first.backend} {formats.number(first.relative_difference)}"
+        f"{first.arm} {formats.number(first.relative_difference)}"
         for first in first_losses(results.records)
         if not (first.relative_difference or 0) <= SAME_START_TOLERANCE
     ]

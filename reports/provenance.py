@@ -1,4 +1,4 @@
-"""Sections about where the figures come from: data, fairness, machine, settings, commands."""
+"""Sections about where the figures come from: data, machine, settings, commands."""
 
 from __future__ import annotations
 
@@ -6,66 +6,10 @@ from collections.abc import Sequence
 
 from harness.records import DataPart, EnvironmentPart, Record
 from reports import formats
-from reports.blocks import Block, Commands, Paragraph, Section, Table, Terms
+from reports.blocks import Block, Commands, Details, Paragraph, Section, Table, Terms
 from reports.cells import Results
-from reports.comparison import ComparisonRow
-from reports.fairness import SAME_START_TOLERANCE, batch_groups, first_losses
 from reports.formats import UNKNOWN, count, number
 from reports.speedup import CONFIDENCE, MIN_WINDOWS
-
-
-def same_experiment_section(results: Results, rows: Sequence[ComparisonRow]) -> Section:
-    """Same batches, same first loss, and what differs between the two arms of a backend."""
-    blocks: list[Block] = [_same_batches(results.records)]
-    first = first_losses(results.records)
-    if len(first) > 1 and len(batch_groups(results.records)) < 2:
-        caption = f"First-step loss of the float32 arms (the same within {SAME_START_TOLERANCE:g})"
-        table = Table(
-            caption=caption,
-            columns=("Backend", "Loss", "Relative difference"),
-            rows=tuple(
-                (
-                    item.backend,
-                    number(item.loss, digits=7),
-                    "reference"
-                    if item.relative_difference is None
-                    else number(item.relative_difference, digits=2),
-                )
-                for item in first
-            ),
-            numeric=True,
-        )
-        blocks.append(table)
-    found = tuple(
-        (row.backend, d.setting, d.left, d.right, d.role) for row in rows for d in row.differences
-    )
-    if found:
-        columns = ("Backend", "Setting", "fp32", "AMP", "Role")
-        caption = "What differs between fp32 and AMP besides precision"
-        blocks.append(Table(caption=caption, columns=columns, rows=found))
-    elif any(row.fp32.status == "ok" and row.amp.status == "ok" for row in rows):
-        blocks.append(Paragraph(text="Nothing but precision differs between the arms compared."))
-    return Section(anchor="same", title="Same experiment?", blocks=tuple(blocks))
-
-
-def _same_batches(records: Sequence[Record]) -> Paragraph:
-    groups = batch_groups(records)
-    unknown = [r.arm for r in records if r.data is not None and r.data.batch_sha256 is None]
-    rest = f" Not recorded for {', '.join(unknown)}." if unknown else ""
-    if not groups:
-        return Paragraph(text="Whether the arms were given the same batches was not recorded.")
-    if len(groups) == 1:
-        digest, arms = next(iter(groups.items()))
-        text = (
-            f"All {len(arms)} arms with a recorded hash were given the same first batches "
-            f"(SHA-256 over pixels, labels and ids: {digest})."
-            if len(arms) > 1
-            else f"First batches of {arms[0]}: SHA-256 {digest}."
-        )
-        return Paragraph(text=text + rest)
-    parts = "; ".join(f"{', '.join(arms)}: {digest}" for digest, arms in groups.items())
-    text = f"The arms were NOT given the same first batches (SHA-256): {parts}."
-    return Paragraph(text=text + rest, kind="warning")
 
 
 def data_section(results: Results) -> Section | None:
@@ -158,8 +102,8 @@ def _environment_rows(environment: EnvironmentPart) -> list[tuple[str, str]]:
 
 
 def settings_section(results: Results) -> Section | None:
-    """The settings of each arm, one column an arm."""
-    records = [record for record in results.records if record.training is not None]
+    """The settings of each arm, one column an arm; further seeds repeat them."""
+    records = [record for record in results.main_records if record.training is not None]
     if not records:
         return None
     columns = [_settings(record) for record in records]
@@ -169,7 +113,12 @@ def settings_section(results: Results) -> Section | None:
         columns=("Setting", *(record.arm for record in records)),
         rows=rows,
     )
-    return Section(anchor="settings", title="Settings", blocks=(table,))
+    blocks: list[Block] = [table]
+    further = [r.training.seed for r in results.records if r.training and r not in records]
+    if further:
+        seeds = ", ".join(str(seed) for seed in dict.fromkeys(further))
+        blocks.append(Paragraph(text=f"Repeated with further seeds: {seeds}."))
+    return Section(anchor="settings", title="Settings", blocks=tuple(blocks))
 
 
 def _settings(record: Record) -> dict[str, str]:
@@ -194,10 +143,16 @@ def _setting(value: object) -> str:
 
 def commands_section(results: Results) -> Section:
     """The commands that repeat the study and each arm."""
-    commands = [(record.arm, record.command) for record in results.records]
+    main = results.main_records
+    commands = [(record.arm, record.command) for record in main]
     if results.study is not None:
         commands.insert(0, ("the whole study", results.study.command))
-    return Section(anchor="repeat", title="Repeat it", blocks=(Commands(commands=tuple(commands)),))
+    blocks: list[Block] = [Commands(commands=tuple(commands))]
+    further = tuple((r.arm, r.command) for r in results.records if r not in main)
+    if further:
+        summary = f"The arms of further seeds ({len(further)})"
+        blocks.append(Details(summary=summary, blocks=(Commands(commands=further),)))
+    return Section(anchor="repeat", title="Repeat it", blocks=tuple(blocks))
 
 
 def glossary_section() -> Section:

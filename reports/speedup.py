@@ -45,7 +45,9 @@ def window_rates(record: Record) -> list[float]:
     return [window.images / window.time_s for window in timed]
 
 
-def speedup(fp32: Sequence[float], amp: Sequence[float]) -> Speedup:
+def speedup(
+    fp32: Sequence[float], amp: Sequence[float], names: tuple[str, str] = ("fp32", "AMP")
+) -> Speedup:
     """Ratio of the medians of images/s per window, with a bootstrap interval.
 
     The windows of each arm are resampled on their own. The percentile interval is used because
@@ -56,7 +58,7 @@ def speedup(fp32: Sequence[float], amp: Sequence[float]) -> Speedup:
     of what differs from process to process.
     """
     windows = {"fp32_windows": len(fp32), "amp_windows": len(amp)}
-    for name, rates in (("fp32", fp32), ("AMP", amp)):
+    for name, rates in zip(names, (fp32, amp), strict=True):
         if len(rates) < MIN_WINDOWS:
             reason = (
                 f"{name} has {len(rates)} timed windows and an interval needs {MIN_WINDOWS}; "
@@ -64,7 +66,7 @@ def speedup(fp32: Sequence[float], amp: Sequence[float]) -> Speedup:
             )
             return Speedup(ratio=None, low=None, high=None, reason=reason, **windows)
     if min(fp32) <= 0:
-        reason = "a timed window of fp32 has no images that count"
+        reason = f"a timed window of {names[0]} has no images that count"
         return Speedup(ratio=None, low=None, high=None, reason=reason, **windows)
     low, high = _interval(fp32, amp)
     return Speedup(ratio=median(amp) / median(fp32), low=low, high=high, reason=None, **windows)
