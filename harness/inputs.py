@@ -17,6 +17,7 @@ from datasets import (
     build_cache,
     load_manifest,
 )
+from harness.article import Defect, flawed
 from harness.config import RunConfig
 from harness.records import DataPart, QuarantinedFile
 
@@ -32,6 +33,8 @@ class InputSpec(BaseModel):
     input: Literal["cached", "live", "synthetic"]
     path: Path | None
     """Cache folder, or manifest CSV of a live input."""
+    defects: tuple[Defect, ...] = ()
+    """Defects of the published experiment that the pixels are given; none outside ``replicate``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,10 @@ def prepare_input(
 
 def open_pixels(spec: InputSpec, run: RunConfig) -> PixelSource:
     """Open, in a worker, the pixels that ``spec`` names."""
+    return flawed(_open_honest(spec, run), spec.defects)
+
+
+def _open_honest(spec: InputSpec, run: RunConfig) -> PixelSource:
     match spec.input:
         case "synthetic":
             return _synthetic(run)
@@ -104,7 +111,8 @@ def open_pixels(spec: InputSpec, run: RunConfig) -> PixelSource:
             return CachedPixels(spec.path)
         case "live":
             assert spec.path is not None
-            return LivePixels(spec.path, image_size=run.image_size)
+            workers = 1 if "live_decoding" in spec.defects else None
+            return LivePixels(spec.path, image_size=run.image_size, workers=workers)
 
 
 def _synthetic(run: RunConfig) -> SyntheticPixels:

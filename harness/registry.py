@@ -38,13 +38,23 @@ BACKENDS: dict[str, BackendEntry] = {
     "fake": BackendEntry(adapter="backends.fake_backend:FakeBackend", framework=None, extra=""),
 }
 
+ARTICLE_ADAPTERS: dict[str, str] = {"torch": "torch-article"}
+"""Backend → its adapter with the published experiment's loss scaler, for ``replicate`` alone."""
+
+# Not among BACKENDS, so that no comparison can choose one.
+_ARTICLE: dict[str, BackendEntry] = {
+    "torch-article": BackendEntry(
+        adapter="backends.torch_article:TorchArticleBackend", framework="torch", extra="torch"
+    ),
+}
+
 COMPARED = ("torch", "tensorflow", "paddle")
 """Backends that a comparison covers unless told otherwise."""
 
 
 def is_installed(name: str) -> bool:
     """Whether the framework of backend ``name`` can be imported here; imports nothing."""
-    framework = BACKENDS[name].framework
+    framework = _entry(name).framework
     return framework is None or importlib.util.find_spec(framework) is not None
 
 
@@ -57,7 +67,7 @@ def load_backend(name: str) -> Backend:
     # Here, so that the command line can name the backends without loading NumPy and pydantic.
     from harness.protocol import Unsupported
 
-    entry = BACKENDS[name]
+    entry = _entry(name)
     if not is_installed(name):
         raise Unsupported(
             f"{entry.framework} is not installed in this environment; "
@@ -65,3 +75,7 @@ def load_backend(name: str) -> Backend:
         )
     module, _, attribute = entry.adapter.partition(":")
     return getattr(importlib.import_module(module), attribute)()
+
+
+def _entry(name: str) -> BackendEntry:
+    return _ARTICLE[name] if name in _ARTICLE else BACKENDS[name]
