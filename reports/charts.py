@@ -14,6 +14,7 @@ from typing import Any
 
 from reports import formats
 from reports.comparison import ComparisonRow
+from reports.yardstick import Gap
 
 PRECISION_COLOURS = {"fp32": "var(--fp32)", "amp": "var(--amp)"}
 _BACKEND_COLOURS = ("var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)")
@@ -58,19 +59,23 @@ def throughput_chart(rows: Sequence[ComparisonRow]) -> str:
     top = max((item["value"] for item in windows), default=1.0)
     y = alt.Y("arm:N", sort=order, title=None, axis=alt.Axis(ticks=False, domain=False))
     x = alt.X("value:Q", title="images/s", scale=alt.Scale(domain=[0, top * 1.22], nice=False))
-    colour = _colour("precision", PRECISION_COLOURS)
-    bars = alt.Chart(_values(arms)).mark_bar(height=16, opacity=0.28).encode(y=y, x=x, color=colour)
+    of_precision = colour("precision", PRECISION_COLOURS)
+    bars = (
+        alt.Chart(values(arms))
+        .mark_bar(height=16, opacity=0.28)
+        .encode(y=y, x=x, color=of_precision)
+    )
     texts = (
-        alt.Chart(_values(_label_places(arms, windows)))
+        alt.Chart(values(_label_places(arms, windows)))
         .mark_text(align="left", dx=7, fontWeight=600, color="var(--ink)")
         .encode(y=y, x=x, text="text:N")
     )
     dots = (
-        alt.Chart(_values(windows))
+        alt.Chart(values(windows))
         .mark_circle(size=26, opacity=0.85)
-        .encode(y=y, x=x, color=colour)
+        .encode(y=y, x=x, color=of_precision)
     )
-    return _svg(alt.layer(bars, dots, texts), height=26 * len(arms))
+    return as_svg(alt.layer(bars, dots, texts), height=26 * len(arms))
 
 
 def loss_chart(
@@ -90,15 +95,14 @@ def loss_chart(
     """
     import altair as alt
 
-    values = [
+    points = [
         {"curve": name, "step": step, "loss": loss}
         for name, losses in curves.items()
         for step, loss in _binned(losses, bin_steps(x_domain[1]))
     ]
     logarithmic = y_domain[0] > 0
-    dashes = [[1, 0] if d == "none" else [int(part) for part in d.split()] for d in DASHES]
     chart = (
-        alt.Chart(_values(values))
+        alt.Chart(values(points))
         .mark_line(strokeWidth=1.8, interpolate="linear", invalid="break-paths-show-domains")
         .encode(
             x=alt.X(
@@ -113,18 +117,11 @@ def loss_chart(
                 scale=alt.Scale(domain=y_domain, type="log" if logarithmic else "linear"),
                 axis=alt.Axis(tickCount=5),
             ),
-            color=_colour("curve", colours),
-            strokeDash=alt.StrokeDash(
-                "curve:N",
-                scale=alt.Scale(
-                    domain=list(colours),
-                    range=[dashes[i % len(dashes)] for i in range(len(colours))],
-                ),
-                legend=None,
-            ),
+            color=colour("curve", colours),
+            strokeDash=dash("curve", list(colours)),
         )
     )
-    return _svg(chart, height=190)
+    return as_svg(chart, height=190)
 
 
 def loss_domain(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -138,45 +135,44 @@ def loss_domain(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
     return min(0.0, *finite, 0.0), top * 1.05 or 1.0
 
 
-def loss_scale_chart(scales: Sequence[float | None], skipped: Sequence[bool], colour: str) -> str:
-    """Loss scale over steps as a staircase, with a cross at each skipped step."""
+def gap_chart(gaps: Sequence[Gap]) -> str:
+    """Gaps around 0: a dot a seed, the mean and its interval as a bar."""
     import altair as alt
 
-    known = [(i + 1, scale) for i, scale in enumerate(scales) if scale is not None]
-    turns = [
-        {"step": step, "scale": scale}
-        for i, (step, scale) in enumerate(known)
-        if i in (0, len(known) - 1) or scale != known[i - 1][1]
+    colours = {"AMP": "var(--amp)", "framework": "var(--fp32)", "seed": "var(--muted)"}
+    bars = [
+        {"name": gap.name, "kind": gap.kind, "low": gap.low, "high": gap.high, "value": gap.centre}
+        for gap in gaps
     ]
-    crosses = [
-        {"step": step, "scale": scale}
-        for step, scale in known
-        if step <= len(skipped) and skipped[step - 1]
+    dots = [
+        {"name": gap.name, "kind": gap.kind, "value": value} for gap in gaps for value in gap.gaps
     ]
-    x = alt.X(
-        "step:Q",
-        title="step",
-        scale=alt.Scale(domain=[1, max(len(scales), 2)], nice=False),
-        axis=alt.Axis(tickCount=5, format="d", tickMinStep=1),
-    )
+    edges = [abs(v) for gap in gaps for v in (*gap.gaps, gap.low, gap.high) if v is not None]
+    reach = max(edges, default=0.0) * 1.08 or 1.0
     y = alt.Y(
-        "scale:Q",
-        title="loss scale (powers of 2)",
-        scale=alt.Scale(type="log", base=2, nice=False, domain=_scale_domain(known)),
-        axis=alt.Axis(tickCount=5, format=",.0f"),
+        "name:N",
+        sort=[gap.name for gap in gaps],
+        title=None,
+        axis=alt.Axis(ticks=False, domain=False, orient="left", labelLimit=190),
     )
-    line = alt.Chart(_values(turns)).mark_line(
-        strokeWidth=1.8, interpolate="step-after", color=colour
+    scale = alt.Scale(domain=[-reach, reach], nice=False)
+    axis = alt.Axis(tickCount=4)
+    of_kind = colour("kind", colours)
+    x = alt.X("value:Q", title=None, scale=scale, axis=axis)
+    zero = alt.Chart(values([{"value": 0}])).mark_rule(color="var(--muted)").encode(x=x)
+    interval = (
+        alt.Chart(values([bar for bar in bars if bar["low"] is not None]))
+        .mark_bar(height=12, opacity=0.28)
+        .encode(y=y, x=alt.X("low:Q", scale=scale, axis=axis), x2="high:Q", color=of_kind)
     )
-    cross = alt.Chart(_values(crosses)).mark_text(
-        text="×", fontSize=18, fontWeight=700, color="var(--ink)"
+    centre = (
+        alt.Chart(values([bar for bar in bars if bar["kind"] != "seed"]))
+        .mark_tick(thickness=2.5, size=16)
+        .encode(y=y, x=x, color=of_kind)
     )
-    return _svg(alt.layer(line.encode(x=x, y=y), cross.encode(x=x, y=y)), height=150)
-
-
-def _scale_domain(known: Sequence[tuple[int, float]]) -> list[float]:
-    scales = [scale for _, scale in known if scale > 0] or [1.0]
-    return [min(scales) / 2, max(scales) * 2]
+    points = alt.Chart(values(dots)).mark_circle(size=34, opacity=0.9)
+    layers = alt.layer(zero, interval, centre, points.encode(y=y, x=x, color=of_kind))
+    return as_svg(layers, height=24 * len(gaps), width=_PLOT_WIDTH - 60)
 
 
 def _label_places(
@@ -199,24 +195,36 @@ def _binned(losses: Sequence[float], width: int) -> list[tuple[float, float | No
     return points
 
 
-def _values(rows: Sequence[dict[str, Any]]) -> Any:
+def values(rows: Sequence[dict[str, Any]]) -> Any:
+    """Rows as the data of a chart."""
     import altair as alt
 
     return alt.Data(values=list(rows))
 
 
-def _colour(field: str, colours: Mapping[str, str]) -> Any:
+def colour(field: str, colours: Mapping[str, str]) -> Any:
+    """The colour of each value of a field, without a legend."""
     import altair as alt
 
     scale = alt.Scale(domain=list(colours), range=list(colours.values()))
     return alt.Color(f"{field}:N", scale=scale, legend=None)
 
 
-def _svg(chart: Any, height: int) -> str:
+def dash(field: str, names: Sequence[str]) -> Any:
+    """The dash pattern of each value of a field, in the order of :data:`DASHES`."""
+    import altair as alt
+
+    patterns = [[1, 0] if d == "none" else [int(part) for part in d.split()] for d in DASHES]
+    scale = alt.Scale(domain=list(names), range=[p for p, _ in zip(cycle(patterns), names)])
+    return alt.StrokeDash(f"{field}:N", scale=scale, legend=None)
+
+
+def as_svg(chart: Any, height: int, width: int = _PLOT_WIDTH) -> str:
+    """A chart as SVG in the page's own colours and fonts; the width is that of its plot alone."""
     import altair as alt
     import vl_convert
 
-    chart = chart.properties(width=_PLOT_WIDTH, height=height).configure(
+    chart = chart.properties(width=width, height=height).configure(
         aria=False,
         background="transparent",
         padding={"left": 14, "right": 6, "top": 4, "bottom": 2},

@@ -173,9 +173,11 @@ def _relative(value: float, reference: float) -> float:
 
 
 def _role(name: str, factor: Factor) -> Role:
-    roles = _ROLES[factor] | _ROLES_IN_BOTH
-    found = (role for pattern, role in roles.items() if fnmatchcase(name, pattern))
-    return next(found, "confounds")
+    roles: dict[str, Role] = _ROLES[factor] | _ROLES_IN_BOTH
+    for pattern, role in roles.items():
+        if fnmatchcase(name, pattern):
+            return role
+    return "confounds"
 
 
 def _setting(name: str) -> str:

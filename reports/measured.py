@@ -11,14 +11,15 @@ from reports import charts, formats
 from reports.blocks import Block, Chart, Figure, Paragraph, Section, Table
 from reports.cells import NOT_RUN_YET, UNREADABLE, Cell, Results
 from reports.comparison import ComparisonRow
-from reports.fairness import batch_groups
+from reports.fairness import same_data
 from reports.formats import count, number, percent, seconds
 from reports.speedup import window_rates
 
 
-def _legend(
+def legend(
     colours: Mapping[str, str], drawn: Iterable[str], *, dashed: bool = True
 ) -> tuple[tuple[str, str, str], ...]:
+    """Label, colour and dash pattern of each curve that is drawn."""
     dashes = cycle(charts.DASHES if dashed else ("none",))
     return tuple(
         (formats.precision(name), colour, dash)
@@ -61,9 +62,9 @@ def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | 
     )
     blocks: list[Block] = []
     if any(row.fp32.window_images_per_s or row.amp.window_images_per_s for row in rows):
-        legend = _legend(charts.PRECISION_COLOURS, charts.PRECISION_COLOURS, dashed=False)
+        keys = legend(charts.PRECISION_COLOURS, charts.PRECISION_COLOURS, dashed=False)
         svg = charts.throughput_chart(rows)
-        chart = Chart(title="Throughput", svg=svg, alt=spoken, legend=legend)
+        chart = Chart(title="Throughput", svg=svg, alt=spoken, legend=keys)
         caption = "Images per second. A dot is one timed window; the bar is the median of them."
         blocks.append(Figure(caption=caption, charts=(chart,)))
     blocks.append(
@@ -109,7 +110,7 @@ def _speed_row(record: Record, throughput: ThroughputPart) -> tuple[str, ...]:
 def loss_section(results: Results) -> Section | None:
     """Loss curves fp32 against AMP, the fp32 arms together, and the epochs."""
     curves: dict[str, dict[str, Sequence[float]]] = {}
-    for record in results.records:
+    for record in results.main_records:
         if record.steps.loss and record.precision.requested in charts.PRECISION_COLOURS:
             curves.setdefault(record.backend, {})[record.precision.requested] = record.steps.loss
     if not curves:
@@ -123,15 +124,15 @@ def loss_section(results: Results) -> Section | None:
         title: str, lines: Mapping[str, Sequence[float]], colours: Mapping[str, str]
     ) -> Chart:
         svg = charts.loss_chart(lines, colours, x_domain=x_domain, y_domain=y_domain)
-        legend = _legend(colours, lines)
-        return Chart(title=title, svg=svg, alt=_spoken(title, lines), legend=legend)
+        keys = legend(colours, lines)
+        return Chart(title=title, svg=svg, alt=_spoken(title, lines), legend=keys)
 
     drawings = [chart(name, arms, charts.PRECISION_COLOURS) for name, arms in curves.items()]
-    if len(fp32) > 1 and len(batch_groups(results.records)) < 2:
+    if len(fp32) > 1 and same_data(results.records):
         drawings.append(chart("fp32 in all frameworks", fp32, charts.backend_colours(list(fp32))))
     caption = f"Training loss of each step; all charts share their scales.{_binned(longest)}"
     blocks: list[Block] = [Figure(caption=caption, charts=tuple(drawings))]
-    epochs = _epochs(results.records)
+    epochs = _epochs(results.main_records)
     if epochs:
         blocks.append(epochs)
     return Section(anchor="loss", title="Loss", blocks=tuple(blocks))
@@ -170,60 +171,9 @@ def _epochs(records: Sequence[Record]) -> Table | None:
     return Table(caption=caption, columns=columns, rows=rows, numeric=True) if rows else None
 
 
-def loss_scale_section(results: Results) -> Section | None:
-    """Loss scale and skipped steps of each arm that used a scaler."""
-    scaled = [
-        record
-        for record in results.records
-        if any(scale is not None for scale in record.steps.loss_scale)
-    ]
-    if not scaled:
-        return None
-    figure = Figure(
-        caption="Loss scale after each step. A cross is a step that was skipped on overflow.",
-        charts=tuple(
-            Chart(
-                title=record.arm,
-                svg=charts.loss_scale_chart(
-                    record.steps.loss_scale, record.steps.skipped, charts.PRECISION_COLOURS["amp"]
-                ),
-                alt=_spoken_scale(record),
-            )
-            for record in scaled
-        ),
-    )
-    rows = tuple(_scale_row(record) for record in scaled)
-    columns = ("Arm", "Policy", "First", "Lowest", "Final", "Skipped steps", "Steps")
-    table = Table(caption="Loss scale", columns=columns, rows=rows, numeric=True)
-    return Section(anchor="loss-scale", title="Loss scale", blocks=(figure, table))
-
-
-def _scale_row(record: Record) -> tuple[str, ...]:
-    scales = [scale for scale in record.steps.loss_scale if scale is not None]
-    policy = record.training.loss_scale_policy if record.training else None
-    skipped = sum(record.steps.skipped) if record.steps.skipped else None
-    return (
-        record.arm,
-        policy or formats.UNKNOWN,
-        count(scales[0]),
-        number(min(scales)) if min(scales) < 1 else count(min(scales)),
-        count(scales[-1]),
-        count(skipped),
-        count(len(record.steps.loss)),
-    )
-
-
-def _spoken_scale(record: Record) -> str:
-    _, policy, first, lowest, final, skipped, steps = _scale_row(record)
-    return (
-        f"Loss scale of {record.arm}, policy {policy}: first {first}, lowest {lowest}, "
-        f"final {final}; {skipped} of {steps} steps skipped"
-    )
-
-
 def accuracy_section(results: Results) -> Section | None:
     """Validation accuracy of the final weights, by class."""
-    measured = [(r, r.accuracy) for r in results.records if r.accuracy is not None]
+    measured = [(r, r.accuracy) for r in results.main_records if r.accuracy is not None]
     if not measured:
         return None
     names = [name for _, accuracy in measured for name in accuracy.per_class]

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from harness.records import Record
 from reports import formats
 from reports.blocks import Page
+from reports.cast_policy import cast_policy_section
 from reports.cells import Results, read_results
 from reports.comparison import comparison_rows
 from reports.findings import WITHIN_ONE_PAIR, headline, run_headline, verdict, warnings
+from reports.loss_scaling import gradient_section, loss_scale_section
 from reports.measured import (
     accuracy_section,
-    loss_scale_section,
     loss_section,
     missing_section,
     speed_section,
@@ -27,11 +28,12 @@ from reports.provenance import (
     data_section,
     glossary_section,
     machine_section,
-    same_experiment_section,
     settings_section,
 )
 from reports.results_csv import results_csv
+from reports.same_experiment import same_experiment_section
 from reports.speedup import Speedup
+from reports.yardstick_section import yardstick_section
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -77,8 +79,11 @@ def build_page(results: Results) -> Page:
         missing_section(results),
         speed_section(results, rows),
         loss_section(results),
-        loss_scale_section(results),
+        yardstick_section(results),
         accuracy_section(results),
+        cast_policy_section(results),
+        loss_scale_section(results),
+        gradient_section(results),
         same_experiment_section(results, rows),
         data_section(results),
         machine_section(results),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.records import DataPart, EnvironmentPart, Record
 from reports import formats
 from reports.blocks import Block, Commands, Details, Paragraph, Section, Table, Terms

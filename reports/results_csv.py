@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from harness.records import GradientSizes, Record
 from reports import formats
 from reports.cells import Cell, Results
 from reports.comparison import ComparisonRow
+from reports.loss_scaling import lost
 from reports.speedup import window_rates
 
 # What spreadsheets read as the start of a formula, full-width forms included.
@@ -47,6 +49,7 @@ def _row(cell: Cell, gain: Any) -> dict[str, Any]:
         "arm": cell.arm,
         "backend": cell.backend,
         "precision": cell.precision,
+        "label": cell.label,
         "status": cell.status,
         "reason": cell.reason,
         "framework_version": None if record is None else record.framework_version,
@@ -60,6 +63,7 @@ def _row(cell: Cell, gain: Any) -> dict[str, Any]:
         "batch_size": get("training", "batch_size"),
         "image_size_px": get("training", "image_size"),
         "optimizer": get("training", "optimizer"),
+        "optimizer_implementation": get("training", "optimizer_implementation"),
         "lr": get("training", "lr"),
         "seed": get("training", "seed"),
         "layout": get("training", "layout"),
@@ -88,15 +92,33 @@ def _row(cell: Cell, gain: Any) -> dict[str, Any]:
         "device_allocated_peak_bytes": get("memory", "device_allocated_peak_bytes"),
         "device_reserved_peak_bytes": get("memory", "device_reserved_peak_bytes"),
         "device_used_delta_bytes": get("memory", "device_used_delta_bytes"),
+        "loss_scale_policy": get("training", "loss_scale_policy"),
+        "loss_scale_first": scales[0] if scales else None,
         "loss_scale_final": scales[-1] if scales else None,
         "skipped_steps": sum(skipped) if skipped else None,
+        **_gradients(record),
         "energy_joules": get("energy", "joules"),
         "energy_source": get("energy", "source"),
         "manifest_sha256": get("data", "manifest_sha256"),
         "batch_sha256": get("data", "batch_sha256"),
+        "order_sha256": get("data", "order_sha256"),
         "created": None if record is None else record.created,
         "command": None if record is None else record.command,
     }
+
+
+def _gradients(record: Record | None) -> dict[str, Any]:
+    """What float16 would lose without a loss scale, of the gradients that are not zero."""
+    histogram = None if record is None else record.gradient_histogram
+    values: dict[str, Any] = {"gradient_step": None if histogram is None else histogram.step}
+    for part in ("activation", "weight"):
+        sizes: GradientSizes | None = getattr(histogram, f"{part}s", None)
+        found = None if sizes is None else lost(sizes, None)
+        values |= {
+            f"{part}_gradients_below_float16_fraction": found and found.without_scale,
+            f"{part}_gradients_subnormal_float16_fraction": found and found.fewer_bits,
+        }
+    return values
 
 
 def _json(value: Any) -> str | None:

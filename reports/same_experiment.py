@@ -103,9 +103,7 @@ def framework_comparisons(records: Sequence[Record]) -> list[Comparison]:
     return found
 
 
-def _ratio(
-    value: float | None, low: float | None, high: float | None, reason: str | None
-) -> str:
+def _ratio(value: float | None, low: float | None, high: float | None, reason: str | None) -> str:
     if value is not None:
         return f"{formats.ratio(value)} {formats.interval(low, high)}"
     confounded_pair = (reason or "").startswith("confounded")
