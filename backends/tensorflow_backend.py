@@ -137,7 +137,7 @@ class TensorFlowBackend:
         self._inner: Any = self._scaler.inner_optimizer if self._scaler else self._optimizer
         write_tensors(weights, self._built)
         self._step = tf.function(self._train, jit_compile=self._jit, autograph=False)
-        self._infer = tf.function(self._float_logits, autograph=False)
+        self._infer = tf.function(self._float_logits, jit_compile=self._jit, autograph=False)
         self._probe = traced_pass(tf, keras, self._built, self._loss, jit=self._jit)
         self._results: list[tf.Tensor] = []
         self._poisoned = False
@@ -212,7 +212,6 @@ class TensorFlowBackend:
                 layer,
                 x,
                 output_gradient,
-                loss_scale=self._loss_scale(),
                 jit=self._jit,
             )
 

@@ -456,15 +456,22 @@ def test_without_xla_the_step_is_a_plain_graph(prepared):
     assert prepared.in_force.tf32 is None
 
 
-def test_xla_computes_the_same_step(prepared):
-    losses = {}
-    for compiler in ("off", "on"):
-        tf_backend = prepared(tiny_network(blocks=False), compile=compiler)
-        for seed in range(3):
-            tf_backend.train_step(tf_backend.put(*a_batch(seed)))
-        losses[compiler] = [step.loss for step in tf_backend.take_steps()]
-    assert prepared.in_force.compile == "xla"
-    assert losses["on"] == pytest.approx(losses["off"], rel=1e-10)
+def test_xla_computes_the_same_step_and_evaluation_in_either_layout(prepared):
+    """XLA is what makes NCHW possible on a CPU, so the layouts are compared here."""
+    losses, logits = {}, {}
+    for case in (("off", "nhwc"), ("on", "nhwc"), ("on", "nchw")):
+        compiler, layout = case
+        tf_backend = prepared(tiny_network(blocks=False), compile=compiler, layout=layout)
+        batch = tf_backend.put(*a_batch())
+        for _ in range(3):
+            tf_backend.train_step(batch)
+        losses[case] = [step.loss for step in tf_backend.take_steps()]
+        logits[case] = tf_backend.evaluate(batch)
+    assert (prepared.in_force.compile, prepared.in_force.layout) == ("xla", "nchw")
+    plain = ("off", "nhwc")
+    for case in losses:
+        assert losses[case] == pytest.approx(losses[plain], rel=1e-10)
+        assert relative(logits[case], logits[plain]) < 1e-6
 
 
 def test_nchw_is_refused_on_a_cpu_with_the_remedy(prepared):
