@@ -92,12 +92,11 @@ def probe_layer(
     x: np.ndarray,
     output_gradient: np.ndarray,
     *,
-    loss_scale: float,
     jit: bool,
 ) -> LayerProbe:
     """Run ``layer`` alone on ``x``, propagate ``output_gradient``, and restore the layer.
 
-    Both arrays are float64 in canonical shape; the backward pass is scaled as a step's is.
+    Both arrays are float64 in canonical shape; the caller scales the gradient if it wants to.
     """
     parts = built.layers[layer]
     alone = keras.Model(parts[0].input, parts[-1].output)
@@ -107,11 +106,11 @@ def probe_layer(
         if variable.trainable and name.rpartition(".")[0] == layer
     }
 
-    def passes(x: tf.Tensor, scaled_gradient: tf.Tensor) -> tuple[Any, ...]:
+    def passes(x: tf.Tensor, gradient: tf.Tensor) -> tuple[Any, ...]:
         with tf.GradientTape() as tape:
             tape.watch(x)
             output = alone(x, training=True)
-        gradients = tape.gradient(output, (x, parameters), output_gradients=scaled_gradient)
+        gradients = tape.gradient(output, (x, parameters), output_gradients=gradient)
         return output, *gradients
 
     def native(values: np.ndarray, dtype: str) -> tf.Tensor:
@@ -119,15 +118,16 @@ def probe_layer(
 
     # The layer before leaves its output in this dtype.
     inputs = native(x, parts[0].input.dtype)
-    scaled_gradient = native(output_gradient * loss_scale, parts[-1].output.dtype)
+    gradient = native(output_gradient, parts[-1].output.dtype)
     with _restored([v for part in parts for v in part.non_trainable_variables]):
         traced = tf.function(passes, jit_compile=jit, autograph=False)
-        output, input_gradient, gradients = traced(inputs, scaled_gradient)
-    input_gradient = canonical_activation(_to_numpy(input_gradient), built.channels_first)
+        output, input_gradient, gradients = traced(inputs, gradient)
     return LayerProbe(
         output=canonical_activation(_to_numpy(output), built.channels_first),
-        input_gradient=_unscaled(input_gradient, loss_scale),
-        parameter_gradients=_unscaled_parameters(gradients, loss_scale),
+        input_gradient=canonical_activation(_to_numpy(input_gradient), built.channels_first),
+        parameter_gradients={
+            name: canonical_tensor(_to_numpy(value)) for name, value in gradients.items()
+        },
     )
 
 

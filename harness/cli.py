@@ -25,6 +25,7 @@ from harness.options import (
 )
 from harness.proof_commands import drill, parity
 from harness.registry import BACKENDS, COMPARED
+from harness.replicate_command import replicate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -154,6 +155,7 @@ def compare(
 main.add_command(data)
 main.add_command(parity)
 main.add_command(drill)
+main.add_command(replicate)
 
 
 @main.command()

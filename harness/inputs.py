@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from datasets import (
     CachedPixels,
+    DataError,
     LivePixels,
     PixelSource,
     Progress,
@@ -19,6 +20,7 @@ from datasets import (
 )
 from harness.article import Defect, flawed
 from harness.config import RunConfig
+from harness.networks import build_network
 from harness.records import DataPart, QuarantinedFile
 
 SYNTHETIC_CLASSES = 5
@@ -61,6 +63,10 @@ def prepare_input(
     Raises:
         datasets.DataError: the data cannot be used; the text tells the remedy.
     """
+    try:
+        build_network(run.model, classes=SYNTHETIC_CLASSES, image_size=run.image_size)
+    except ValueError as error:
+        raise DataError(str(error)) from error
     if run.input == "synthetic":
         pixels = _synthetic(run)
         data = DataPart(
@@ -74,6 +80,11 @@ def prepare_input(
     manifest = load_manifest(
         run.data, seed=run.seed, cache_dir=cache_dir, strict=strict, progress=progress
     )
+    if len(manifest.train) < run.batch_size:
+        raise DataError(
+            f"{manifest.name}: {len(manifest.train)} training images cannot fill a batch of "
+            f"{run.batch_size}; choose a smaller --batch-size"
+        )
     manifest_csv.parent.mkdir(parents=True, exist_ok=True)
     if not (keep_manifest and manifest_csv.exists()):
         manifest.write_csv(manifest_csv)

@@ -231,8 +231,8 @@ class Backend(Protocol):
     def probe_layer(self, layer: str, x: np.ndarray, output_gradient: np.ndarray) -> LayerProbe:
         """Run the leaf ``layer`` as a training step would (same kernels, casts and layout).
 
-        ``x`` and ``output_gradient`` are float64 in canonical shape, the latter not scaled;
-        changes nothing.
+        ``x`` and ``output_gradient`` are float64 in canonical shape and are used as they are: no
+        loss scale is applied or removed. Changes nothing.
         """
         ...
 

@@ -95,7 +95,7 @@ def arms(base: RunConfig, variant: Variant) -> tuple[RunConfig, RunConfig]:
 
 
 def replicate(
-    base: RunConfig, variants: Sequence[Variant], directory: Path, *, studio: Studio, command: str
+    base: RunConfig, variants: Sequence[Variant], directory: Path, *, studio: Studio
 ) -> list[VariantResult]:
     """Run every variant twice; each record is saved as soon as its arm is finished.
 
@@ -148,7 +148,7 @@ def replicate(
                 given,
                 python=studio.pythons[base.backend],
                 log=directory / "logs" / f"{run.arm}.log",
-                command=f"{command} --variant {variant.name}",
+                command=studio.repeat_command(run),
                 on_event=studio.on_event,
                 arm_position=len(results) * 2 + len(records),
             )
