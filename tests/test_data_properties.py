@@ -251,10 +251,10 @@ def fuzz(inputs):
     )  # fmt: skip
 
 
-def test_a_thousand_mutated_inputs_cause_no_crash_hang_or_escape():
-    done = fuzz(1000)
+def test_hundreds_of_mutated_inputs_cause_no_crash_hang_or_escape():
+    done = fuzz(400)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("image: 800 inputs")
+    assert done.stdout.startswith("image: 320 inputs")
 
 
 @pytest.mark.slow
