@@ -13,7 +13,8 @@ TOLERANCE: Final = 0.02
 MIN_STEADY: Final = 6
 """Steady values that there must be: two in each third of them."""
 
-_STANDARD_ERRORS = 3.0
+_OUTLIER_SDS = 3.0
+_STANDARD_ERRORS = 2.0
 _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean
 _NORMAL_MAD = 1.4826  # standard deviation of a normal distribution over its MAD
 
@@ -42,7 +43,7 @@ def steady_state(
 
     1. value i itself lies within tolerance * m + 3 s of m, and
     2. the medians of the first and the last third differ by no more than
-       tolerance * m + 3 * sqrt(pi / 2) * s * sqrt(2 / n).
+       tolerance * m + 2 * sqrt(pi / 2) * s * sqrt(2 / n).
 
     The first such i is the answer. A lone outlier moves no median and passes; a warm-up that decays
     slowly fails (1) or (2) until it is within the tolerance; after a lasting change of level the
@@ -68,7 +69,7 @@ def steady_state(
         rest = times_s[first:]
         level = median(rest)
         noise = _noise(rest)
-        begins_level = abs(rest[0] - level) <= tolerance * level + _STANDARD_ERRORS * noise
+        begins_level = abs(rest[0] - level) <= tolerance * level + _OUTLIER_SDS * noise
         if begins_level and abs(_change(rest)) <= _allowed_change(rest, tolerance):
             return SteadyState(first=first, level_s=level, reason=None)
     return SteadyState(first=None, level_s=None, reason=_reason(times_s, tolerance, min_steady))
