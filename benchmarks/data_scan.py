@@ -47,7 +47,7 @@ def scan_here(folder: Path) -> None:
         stages[stage] = stages.get(stage, 0.0) + now_s - last_s
         last_s = now_s
 
-    found = scan(folder, seed=0, progress=note)
+    found = scan(folder, seed=0, cache_dir=folder.parent / "cache", progress=note)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     figures = {
         "files": len(found.manifest.paths),
