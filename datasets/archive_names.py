@@ -2,18 +2,15 @@
 
 import re
 import struct
-import unicodedata
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from datasets.errors import DataError
-from datasets.sources import is_ignored
+from datasets.names import common_encoding, is_ignored, normal
 
 _UTF8_FLAG = 0x800
-_LEGACY_ENCODINGS = ("gb18030", "shift_jis", "cp437", "cp1252")
-"""Code pages of Windows in China, Japan and the West; the last two DOS and Windows."""
 _MAX_PART_BYTES = 255
 _MAX_DEPTH = 64
 
@@ -42,17 +39,11 @@ def decode_zip_names(members: Sequence[zipfile.ZipInfo]) -> list[str]:
     UTF-8 without saying so, decomposed; Info-ZIP adds a field with the Unicode name.
     """
     raw = [_raw_name(member) for member in members]
-    encoding = _common_encoding([name for name in raw if isinstance(name, bytes)])
+    encoding = common_encoding([name for name in raw if isinstance(name, bytes)])
     return [
-        _normal(name if isinstance(name, str) else name.decode(encoding)).replace("\\", "/")
+        normal(name if isinstance(name, str) else name.decode(encoding)).replace("\\", "/")
         for name in raw
     ]
-
-
-def redecode(name: str) -> str:
-    """Decode a tar member's name that was not UTF-8 (Python left surrogates in it)."""
-    raw = name.encode("utf-8", "surrogateescape")
-    return _normal(raw.decode(_common_encoding([raw])))
 
 
 def _raw_name(member: zipfile.ZipInfo) -> str | bytes:
@@ -73,37 +64,3 @@ def _unicode_extra_field(extra: bytes, raw: bytes) -> str | None:
         if kind == 0x7075 and field.startswith(head):
             return field.removeprefix(head).decode("utf-8", "replace")
     return None
-
-
-def _common_encoding(names: Sequence[bytes]) -> str:
-    """UTF-8 if it reads all names, else the code page that makes the most everyday letters.
-
-    Nothing declares a code page, so this is a guess; a wrong one gives odd letters, never a
-    wrong or unsafe file.
-    """
-    try:
-        for name in names:
-            name.decode("utf-8")
-    except UnicodeDecodeError:
-        joined = b"/".join(names)
-        return max(_LEGACY_ENCODINGS, key=lambda encoding: _everyday_share(joined, encoding))
-    return "utf-8"
-
-
-def _everyday_share(text: bytes, encoding: str) -> float:
-    try:
-        letters = [letter for letter in text.decode(encoding) if not letter.isascii()]
-    except UnicodeDecodeError:
-        return 0.0 if encoding == "cp437" else -1.0  # cp437 reads any bytes
-    return sum(map(_is_everyday, letters)) / max(len(letters), 1)
-
-
-def _is_everyday(letter: str) -> bool:
-    """Kana, accented Latin letters, and the 3,755 commonest ideographs (GB 2312, level 1)."""
-    if "\u3041" <= letter <= "\u30fe" or "\u00c0" <= letter <= "\u017f":
-        return True
-    return b"\xb0" <= letter.encode("gb2312", "replace")[:1] <= b"\xd7"
-
-
-def _normal(name: str) -> str:
-    return unicodedata.normalize("NFC", name)

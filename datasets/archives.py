@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from datasets.archive_names import decode_zip_names, redecode, safe_parts
+from datasets.archive_names import decode_zip_names, safe_parts
 from datasets.decode import MAX_FILE_BYTES
 from datasets.errors import DataError, Progress
+from datasets.names import redecode
 from datasets.places import only_process
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.errors import DataError
+from datasets.errors import DataError, printable
 from datasets.manifest import Manifest, common_root
+from datasets.names import redecode
 from datasets.sources import SPLITS, Listing, Quarantined, check_classes
 
 _COLUMN_ALIASES = {
@@ -51,10 +52,12 @@ def list_csv(source: Path) -> Listing:
         path = os.path.normpath(os.path.join(folder, row.path))
         inside = path.startswith(folder.rstrip("/") + "/")
         if not inside and not row.sha256:
-            quarantined.append(Quarantined(row.path, "outside the CSV's folder, without sha256"))
+            quarantined.append(
+                Quarantined(printable(row.path), "outside the CSV's folder, without sha256")
+            )
             continue
         if inside and not row.sha256 and not _stays_inside(path, folder):
-            quarantined.append(Quarantined(row.path, "a link out of the CSV's folder"))
+            quarantined.append(Quarantined(printable(row.path), "a link out of the CSV's folder"))
             continue
         known = rows.setdefault(path, row)
         if known is not row:
@@ -166,7 +169,7 @@ def _read_header(fields: list[str], source: Path) -> list[str | None]:
 def _check_row(given: dict[str, str], where: str) -> _Row:
     row = _Row(
         path=given["path"],
-        class_name=(given.get("class") or given.get("label") or "").strip(),
+        class_name=redecode((given.get("class") or given.get("label") or "").strip()),
         split=given.get("split", "").strip(),
         sha256=given.get("sha256", "").strip().lower(),
     )

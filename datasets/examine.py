@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from datasets.decode import pillow_warnings_ignored
 from datasets.duplicates import THUMBNAIL_SIZE
-from datasets.errors import Progress
+from datasets.errors import Progress, printable
 from datasets.parallel import ordered_map
 from datasets.photo_facts import SMALL_SIZE, PhotoFacts, examine_file
 from datasets.scan_index import ScanIndex
@@ -71,7 +71,7 @@ def examine(listing: Listing, *, index: ScanIndex, progress: Progress) -> Examin
         for chunk in ordered_map(examine_chunk, range(0, count, _FILES_PER_TASK)):
             for facts in chunk:
                 if isinstance(facts, str):
-                    quarantined.append(Quarantined(listing.paths[row], facts))
+                    quarantined.append(Quarantined(printable(listing.paths[row]), facts))
                 else:
                     rows += row.to_bytes(8, "little")
                     digests += facts.digest

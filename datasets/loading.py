@@ -11,7 +11,7 @@ import numpy.typing as npt
 from datasets.archives import ARCHIVE_SUFFIXES, extract_archive, is_archive
 from datasets.csv_source import list_csv
 from datasets.duplicates import Duplicates, find_duplicates
-from datasets.errors import DataError, Progress, no_progress
+from datasets.errors import DataError, Progress, no_progress, printable
 from datasets.examine import Examination, examine
 from datasets.manifest import Manifest, common_root
 from datasets.places import cache_root
@@ -117,7 +117,7 @@ def scan(
     rows: list[int] = examination.rows.tolist()
     root, paths = common_root(listing.root, [listing.paths[row] for row in rows])
     manifest = Manifest(
-        name=listing.name,
+        name=printable(listing.name),
         root=root,
         classes=listing.classes,
         paths=paths,
@@ -125,7 +125,7 @@ def scan(
         splits=splits,
         digests=examination.digests,
         quarantined=tuple(examination.quarantined),
-        warnings=tuple(warnings),
+        warnings=tuple(map(printable, warnings)),
     )
     return Scan(
         manifest=manifest,
@@ -192,7 +192,7 @@ def _check_every_class_is_usable(
     for label in np.flatnonzero(np.bincount(labels, minlength=len(listing.classes)) == 0):
         row = int(np.flatnonzero(listing.labels == label)[0])
         reasons = {bad.path: bad.reason for bad in examination.quarantined}
-        path = listing.paths[row]
+        path = printable(listing.paths[row])
         raise DataError(
             f"class {listing.classes[label]!r} has no readable photo ({path}: "
             f"{reasons.get(path, 'unreadable')}); add photos or remove its folder"

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datasets.errors import DataError
+from datasets.errors import DataError, printable
+from datasets.names import is_ignored, redecode
 
 SPLITS = ("train", "val")
 TRAIN, VAL = 0, 1
@@ -20,7 +20,6 @@ _SPLIT_FOLDERS = {
     "train": TRAIN, "training": TRAIN, "trainset": TRAIN,
     "val": VAL, "valid": VAL, "validation": VAL, "valset": VAL, "test": VAL, "testset": VAL,
 }  # fmt: skip
-_SYSTEM_NAMES = {"__macosx", "thumbs.db", "desktop.ini", "ehthumbs.db", "$recycle.bin"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Quarantined:
     """A file that takes no part."""
 
     path: str
-    """Relative to the source."""
+    """Relative to the source; what is no visible character is escaped."""
     reason: str
 
 
@@ -49,11 +48,6 @@ class Listing:
     """Path to the SHA-256 that its bytes must have, where the source says so."""
     quarantined: tuple[Quarantined, ...]
     warnings: tuple[str, ...]
-
-
-def is_ignored(name: str) -> bool:
-    """Whether a file or folder name is hidden or an operating system's own."""
-    return name.startswith(".") or name.casefold() in _SYSTEM_NAMES
 
 
 def list_folder(folder: Path, *, name: str) -> Listing:
@@ -99,7 +93,7 @@ class _Collector:
             return
         self._seen_folders.add(real)
         nested = 0
-        class_name = unicodedata.normalize("NFC", os.path.basename(folder))
+        class_name = redecode(os.path.basename(folder))
         for entry in _scan_folder(self.root / folder):
             path = f"{folder}/{entry.name}"
             reason = _why_not_a_file(entry)
@@ -108,7 +102,7 @@ class _Collector:
             elif reason == "folder":
                 nested += 1
             else:
-                self.quarantined.append(Quarantined(path, reason))
+                self.quarantined.append(Quarantined(printable(path), reason))
         if nested:
             self.warnings.append(
                 f"{folder}: {nested} nested folder{'s'[: nested > 1]} not read; "
@@ -170,7 +164,7 @@ def _list_class_folders(root: Path, *, name: str) -> Listing:
             before = len(collector._seen_folders)
             collector.add_class(entry.name)
             if len(collector._seen_folders) > before:
-                class_names.append(unicodedata.normalize("NFC", entry.name))
+                class_names.append(redecode(entry.name))
         else:
             stray.append(entry.name)
     if stray and class_names:
@@ -188,7 +182,7 @@ def _list_split_folders(root: Path, splits: Mapping[str, int | None], *, name: s
         for entry in _scan_folder(root / split_folder):
             if _is_folder(entry):
                 collector.add_class(f"{split_folder}/{entry.name}", split)
-                class_names.append(unicodedata.normalize("NFC", entry.name))
+                class_names.append(redecode(entry.name))
     return collector.listing(name=name, class_names=class_names)
 
 
@@ -220,14 +214,14 @@ def _list_food101(root: Path, *, name: str) -> Listing:
         split = split_of.pop(os.path.splitext(path)[0], None)
         if split is None:
             reason = "in neither meta/train.txt nor meta/test.txt"
-            collector.quarantined.append(Quarantined(path, reason))
+            collector.quarantined.append(Quarantined(printable(path), reason))
         else:
             collector.files.append((path, class_name, split))
     known = {quarantined.path.rpartition(".")[0] for quarantined in collector.quarantined}
     for path in sorted(split_of.keys() - known):
         part = "train" if split_of[path] == TRAIN else "test"
         reason = f"listed in meta/{part}.txt, but there is no such file"
-        collector.quarantined.append(Quarantined(path, reason))
+        collector.quarantined.append(Quarantined(printable(path), reason))
     return collector.listing(name=name, class_names=class_names)
 
 

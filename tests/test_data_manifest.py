@@ -240,6 +240,15 @@ def test_the_columns_of_the_original_experiment_are_read(tmp_path):
     }
 
 
+def test_class_names_of_a_csv_in_a_chinese_code_page_are_read(tmp_path):
+    dataset(tmp_path, a=2, b=2)
+    rows = [("path", "class")] + [
+        (f"{c}/{n:03d}.png", {"a": "北京", "b": "上海"}[c]) for c in "ab" for n in (0, 1)
+    ]
+    manifest = load_manifest(write_csv(tmp_path / "m.csv", rows, "gbk"), seed=0)
+    assert manifest.classes == ("上海", "北京")
+
+
 def test_a_csv_cannot_name_files_outside_its_folder_without_their_sha256(tmp_path):
     dataset(tmp_path / "list", a=3, b=3)
     secret = tmp_path / "secret.png"

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from PIL import Image
 
 from datasets import DataError, load_manifest
-from datasets.archive_names import decode_zip_names, redecode, safe_parts
+from datasets.archive_names import decode_zip_names, safe_parts
 from datasets.archives import extract_archive
 from datasets.batches import epoch_order, mirror_images, shift_images
 from datasets.csv_source import list_csv
@@ -28,6 +28,7 @@ from datasets.decode import (
     resize,
 )
 from datasets.errors import no_progress, printable
+from datasets.names import redecode
 from datasets.splits import k_fold_split, leaked, stratified_split
 
 REPOSITORY = Path(__file__).resolve().parent.parent

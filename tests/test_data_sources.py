@@ -123,6 +123,21 @@ def test_a_name_that_is_not_utf8_survives_the_csv(two_classes, tmp_path):
     assert again.sha256 == manifest.sha256
 
 
+def test_names_that_are_not_utf8_can_be_written_into_records(two_classes):
+    os.mkdir(os.fsencode(two_classes) + "/北京".encode("gbk"))
+    for number in range(2):
+        path = os.fsencode(two_classes) + "/北京".encode("gbk") + b"/%d.png" % number
+        os.rename(two_classes / "soup" / f"00{number}.png", path)
+    with open(os.fsencode(two_classes) + b"/\xff", "wb"):
+        pass
+    with open(os.fsencode(two_classes) + b"/soup/\xff.jpg", "wb") as file:
+        file.write(b"<html>")
+    manifest = load_manifest(two_classes, seed=0)
+    assert manifest.classes == ("bread", "soup", "北京")
+    assert manifest.warnings == ("beside the class folders, in no class: \\udcff",)
+    assert [bad.path for bad in manifest.quarantined] == ["soup/\\udcff.jpg"]
+
+
 def test_the_same_class_name_composed_and_decomposed_is_one_class(tmp_path):
     photos(tmp_path, "cafe\u0301", 2)
     photos(tmp_path, "caf\u00e9", 3)
