@@ -25,17 +25,17 @@ class BackendEntry:
 
 BACKENDS: dict[str, BackendEntry] = {
     "torch": BackendEntry(
-        adapter="backends.torch_backend:TorchBackend", framework="torch", extra="torch"
+        adapter="backends.pytorch.backend:TorchBackend", framework="torch", extra="torch"
     ),
     "tensorflow": BackendEntry(
-        adapter="backends.tensorflow_backend:TensorFlowBackend",
+        adapter="backends.tensorflow_keras.backend:TensorFlowBackend",
         framework="tensorflow",
         extra="tensorflow",
     ),
     "paddle": BackendEntry(
-        adapter="backends.paddle_backend:PaddleBackend", framework="paddle", extra="paddle"
+        adapter="backends.paddlepaddle.backend:PaddleBackend", framework="paddle", extra="paddle"
     ),
-    "fake": BackendEntry(adapter="backends.fake_backend:FakeBackend", framework=None, extra=""),
+    "fake": BackendEntry(adapter="backends.fake:FakeBackend", framework=None, extra=""),
 }
 
 ARTICLE_ADAPTERS: dict[str, str] = {"torch": "torch-article"}
@@ -44,7 +44,7 @@ ARTICLE_ADAPTERS: dict[str, str] = {"torch": "torch-article"}
 # Not among BACKENDS, so that no comparison can choose one.
 _ARTICLE: dict[str, BackendEntry] = {
     "torch-article": BackendEntry(
-        adapter="backends.torch_article:TorchArticleBackend", framework="torch", extra="torch"
+        adapter="backends.pytorch.article:TorchArticleBackend", framework="torch", extra="torch"
     ),
 }
 

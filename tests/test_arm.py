@@ -11,7 +11,7 @@ import pytest
 from fake_runs import KnownPixels, VirtualTime, fake_run
 
 from backends import fake_backend
-from backends.fake_backend import FakeBackend
+from backends.fake import FakeBackend
 from datasets import DataError, PixelSource, SyntheticPixels
 from harness import arm as arm_module
 from harness.arm import Arm, WindowResult, accuracy

@@ -8,7 +8,7 @@ import pytest
 from fake_runs import VirtualTime, fake_run
 
 from backends import fake_backend
-from backends.fake_backend import FakeBackend
+from backends.fake import FakeBackend
 from harness.config import LossScalePolicy, RunConfig
 from harness.networks import build_network
 from harness.protocol import Unsupported

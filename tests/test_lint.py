@@ -25,15 +25,20 @@ TREE = {
     "reports/__init__.py": "",
     "reports/page.py": "import harness.config\n",
     "backends/__init__.py": "",
-    "backends/fake_backend.py": "import harness.config\n",
+    "backends/fake.py": "import harness.config\n",
 } | {
-    f"backends/{name}": text
-    for framework in ("torch", "tensorflow", "paddle")
+    f"backends/{package}/{name}": text
+    for package, framework in {
+        "pytorch": "torch",
+        "tensorflow_keras": "tensorflow",
+        "paddlepaddle": "paddle",
+    }.items()
     for name, text in {
-        f"{framework}_network.py": "import harness.config\n",
-        f"{framework}_evidence.py": f"def record():\n    import {framework}\n",
-        f"{framework}_backend.py": (
-            f"import backends.{framework}_network, backends.{framework}_evidence\n"
+        "__init__.py": "",
+        "network.py": "import harness.config\n",
+        "evidence.py": f"def record():\n    import {framework}\n",
+        "backend.py": (
+            f"import backends.{package}.network, backends.{package}.evidence\n"
             f"def open():\n    import {framework}\n"
         ),
     }.items()
@@ -50,7 +55,7 @@ def broken_contracts(folder: Path, tree: dict[str, str]) -> set[str]:
     """Write tree into folder and return the names of our import contracts that it breaks."""
     needs_tool("importlinter")
     for path, text in tree.items():
-        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     shutil.copy(REPOSITORY / "pyproject.toml", folder)
     command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
@@ -81,27 +86,17 @@ def test_the_allowed_imports_keep_every_contract(tmp_path: Path):
     ("path", "text", "contract"),
     [
         ("harness/config.py", "import reports\n", LAYERS),
-        ("harness/config.py", "def late():\n    import backends.fake_backend\n", LAYERS),
+        ("harness/config.py", "def late():\n    import backends.fake\n", LAYERS),
         ("datasets/scan.py", "import harness\n", LAYERS),
-        ("reports/page.py", "import backends.fake_backend\n", LAYERS),
-        ("backends/fake_backend.py", "import reports\n", LAYERS),
+        ("reports/page.py", "import backends.fake\n", LAYERS),
+        ("backends/fake.py", "import reports\n", LAYERS),
         ("harness/config.py", "def late():\n    import torch.nn\n", NO_FRAMEWORK),
         ("datasets/scan.py", "import tensorflow\n", NO_FRAMEWORK),
         ("reports/page.py", "def late():\n    import keras\n", NO_FRAMEWORK),
-        ("backends/paddle_backend.py", "import datasets\n", NO_DATASETS),
-        ("backends/paddle_backend.py", "import backends.torch_backend\n", NO_OTHER_ADAPTER),
-        ("backends/paddle_network.py", "import backends.torch_network\n", NO_OTHER_ADAPTER),
-        ("backends/unlisted_backend.py", "", NO_OTHER_ADAPTER),
-        (
-            "backends/paddle_backend.py",
-            "import backends.torch_network\n",
-            "The parts of torch_backend serve it alone",
-        ),
-        (
-            "backends/fake_backend.py",
-            "import backends.tensorflow_evidence\n",
-            "The parts of tensorflow_backend serve it alone",
-        ),
+        ("backends/paddlepaddle/backend.py", "import datasets\n", NO_DATASETS),
+        ("backends/paddlepaddle/backend.py", "import backends.pytorch.backend\n", NO_OTHER_ADAPTER),
+        ("backends/paddlepaddle/network.py", "import backends.pytorch.network\n", NO_OTHER_ADAPTER),
+        ("backends/fake.py", "import backends.tensorflow_keras.evidence\n", NO_OTHER_ADAPTER),
     ],
 )
 def test_a_forbidden_import_breaks_its_contract(
@@ -130,7 +125,7 @@ def ruff_codes(path: str, text: str) -> set[str]:
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow", "keras", "paddle"])
 def test_a_framework_is_imported_inside_a_function_only(framework: str):
-    path = "backends/torch_backend.py"
+    path = "backends/pytorch/backend.py"
     inside = f"def _native() -> object:\n    import {framework}\n\n    return {framework}\n"
 
     assert ruff_codes(path, f"import {framework}\n\nnn = {framework}.nn\n") == {"TID253"}

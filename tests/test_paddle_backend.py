@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from backends.paddle_backend import PaddleBackend
+from backends.paddlepaddle.backend import PaddleBackend
 from harness.config import LossScalePolicy, RunConfig
 from harness.networks import (
     BatchNorm,
@@ -533,7 +533,7 @@ class Recorder:
     def __init__(self, monkeypatch, overflows=()):
         import paddle
 
-        import backends.paddle_backend as adapter
+        import backends.paddlepaddle.backend as adapter
 
         self.calls = []
         recorder, overflows = self, list(overflows)
@@ -676,7 +676,7 @@ def scaler_on_cpu(monkeypatch):
     """Let Paddle's own scaler believe that the CPU is a GPU; auto_cast still makes no effect."""
     import paddle.amp.grad_scaler
 
-    import backends.paddle_backend as adapter
+    import backends.paddlepaddle.backend as adapter
 
     place = SimpleNamespace(is_gpu_place=lambda: True)
     tracer = SimpleNamespace(_expected_place=place)

@@ -65,7 +65,7 @@ def linear_network() -> Network:
 
 @pytest.fixture(scope="module")
 def backend():
-    from backends.tensorflow_backend import TensorFlowBackend
+    from backends.tensorflow_keras.backend import TensorFlowBackend
 
     return TensorFlowBackend()
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.torch_backend import TorchBackend
+from backends.pytorch.backend import TorchBackend
 from harness.config import LossScalePolicy, RunConfig
 from harness.networks import (
     BatchNorm,

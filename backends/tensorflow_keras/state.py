@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.tensorflow_network import BuiltModel, canonical_tensor, native_tensor
+from backends.tensorflow_keras.network import BuiltModel, canonical_tensor, native_tensor
 from harness.protocol import TrainState
 from harness.weights import Weights
 

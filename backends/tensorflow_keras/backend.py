@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.tensorflow_device import (
+from backends.tensorflow_keras.device import (
     choose_gpu,
     configure,
     gpu_uuid,
@@ -18,14 +18,14 @@ from backends.tensorflow_device import (
     try_convolution,
     variance_is_biased,
 )
-from backends.tensorflow_evidence import layer_evidence
-from backends.tensorflow_network import (
+from backends.tensorflow_keras.evidence import layer_evidence
+from backends.tensorflow_keras.network import (
     build_model,
     unbiased_batch_norm,
 )
-from backends.tensorflow_optimizers import build_optimizer
-from backends.tensorflow_probe import probe_layer, probe_pass, traced_pass
-from backends.tensorflow_state import read_state, write_state, write_tensors
+from backends.tensorflow_keras.optimizers import build_optimizer
+from backends.tensorflow_keras.probe import probe_layer, probe_pass, traced_pass
+from backends.tensorflow_keras.state import read_state, write_state, write_tensors
 from harness.config import RunConfig
 from harness.environment import usable_cpus
 from harness.networks import Network

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from backends.paddle_device import DataFormat
+from backends.paddlepaddle.device import DataFormat
 from harness import networks
 
 if TYPE_CHECKING:

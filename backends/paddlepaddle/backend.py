@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from backends.paddle_device import (
+from backends.paddlepaddle.device import (
     DataFormat,
     batch_variance_is_unbiased,
     choose_device,
@@ -23,14 +23,14 @@ from backends.paddle_device import (
     try_dtype,
     usable_cpus,
 )
-from backends.paddle_evidence import (
+from backends.paddlepaddle.evidence import (
     program_convolution_dtype,
     recorded_gradients,
     recorded_layers,
 )
-from backends.paddle_network import RunningStatistics, build_model, compile_model
-from backends.paddle_optimizers import OptimizerSlots, make_optimizer, make_scaler
-from backends.paddle_probe import (
+from backends.paddlepaddle.network import RunningStatistics, build_model, compile_model
+from backends.paddlepaddle.optimizers import OptimizerSlots, make_optimizer, make_scaler
+from backends.paddlepaddle.probe import (
     canonical_layout,
     native_layout,
     recorded_activations,
@@ -38,7 +38,7 @@ from backends.paddle_probe import (
     to_numpy,
     unscaled,
 )
-from backends.paddle_state import Parameters, read_state, write_state
+from backends.paddlepaddle.state import Parameters, read_state, write_state
 from harness.config import RunConfig
 from harness.networks import Network
 from harness.protocol import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.torch_backend import TorchBackend
+from backends.pytorch.backend import TorchBackend
 from harness.networks import Network
 from harness.weights import Weights
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.paddle_network import RunningStatistics
-from backends.paddle_optimizers import OptimizerSlots, load_scaler
-from backends.paddle_probe import to_numpy, unscaled
+from backends.paddlepaddle.network import RunningStatistics
+from backends.paddlepaddle.optimizers import OptimizerSlots, load_scaler
+from backends.paddlepaddle.probe import to_numpy, unscaled
 from harness.networks import Linear, Network, place_layers
 from harness.protocol import TrainState
 from harness.weights import Weights

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from backends.torch_device import choose_device, try_capabilities, try_dtype
-from backends.torch_evidence import (
+from backends.pytorch.device import choose_device, try_capabilities, try_dtype
+from backends.pytorch.evidence import (
     layer_evidence,
     profiled_convolution_dtype,
     recorded_operations,
 )
-from backends.torch_network import build_module
-from backends.torch_probe import probe_module, probe_pass
-from backends.torch_state import read_state, write_state, write_tensors
+from backends.pytorch.network import build_module
+from backends.pytorch.probe import probe_module, probe_pass
+from backends.pytorch.state import read_state, write_state, write_tensors
 from harness.config import RunConfig
 from harness.networks import Network
 from harness.protocol import (

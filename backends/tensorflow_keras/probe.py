@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.tensorflow_network import (
+from backends.tensorflow_keras.network import (
     BuiltModel,
     canonical_activation,
     canonical_tensor,

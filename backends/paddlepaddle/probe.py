@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.paddle_device import DataFormat, dtype_name
+from backends.paddlepaddle.device import DataFormat, dtype_name
 
 if TYPE_CHECKING:
     import paddle

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from backends.paddle_device import dtype_name
+from backends.paddlepaddle.device import dtype_name
 from harness.protocol import LayerEvidence
 
 if TYPE_CHECKING:

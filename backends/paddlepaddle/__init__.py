@@ -1,0 +1,1 @@
+"""Paddle: ``paddle.amp``."""

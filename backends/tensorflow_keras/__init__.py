@@ -1,0 +1,1 @@
+"""TensorFlow with Keras: the ``mixed_float16`` policy."""
