@@ -83,14 +83,15 @@ class _Collector:
         self.warnings: list[str] = []
         self._seen_folders = {os.path.realpath(root)}
 
-    def add_class(self, folder: str, split: int | None = None) -> None:
-        """Add the files of a class folder (relative to the root)."""
+    def add_class(self, folder: str, split: int | None = None) -> bool:
+        """Add the files of a class folder (relative to the root), unless it has been read."""
         real = os.path.realpath(self.root / folder)
-        if real in self._seen_folders:
+        around = os.path.join(os.path.realpath(self.root), "").startswith(os.path.join(real, ""))
+        if around or real in self._seen_folders:
             self.warnings.append(
                 f"{folder}: a link to a folder that is already read, or around it; skipped"
             )
-            return
+            return False
         self._seen_folders.add(real)
         nested = 0
         class_name = redecode(os.path.basename(folder))
@@ -108,6 +109,7 @@ class _Collector:
                 f"{folder}: {nested} nested folder{'s'[: nested > 1]} not read; "
                 f"move the photos up into {folder}"
             )
+        return True
 
     def listing(self, *, name: str, class_names: Sequence[str]) -> Listing:
         """Close the listing; every class must have a file."""
@@ -161,9 +163,7 @@ def _list_class_folders(root: Path, *, name: str) -> Listing:
     class_names = []
     for entry in _scan_folder(root):
         if _is_folder(entry):
-            before = len(collector._seen_folders)
-            collector.add_class(entry.name)
-            if len(collector._seen_folders) > before:
+            if collector.add_class(entry.name):
                 class_names.append(redecode(entry.name))
         else:
             stray.append(entry.name)
@@ -180,8 +180,7 @@ def _list_split_folders(root: Path, splits: Mapping[str, int | None], *, name: s
     class_names = []
     for split_folder, split in sorted(splits.items()):
         for entry in _scan_folder(root / split_folder):
-            if _is_folder(entry):
-                collector.add_class(f"{split_folder}/{entry.name}", split)
+            if _is_folder(entry) and collector.add_class(f"{split_folder}/{entry.name}", split):
                 class_names.append(redecode(entry.name))
     return collector.listing(name=name, class_names=class_names)
 

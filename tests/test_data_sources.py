@@ -234,6 +234,8 @@ def test_a_linked_class_folder_is_followed_once(two_classes, tmp_path):
 
 def test_links_that_loop_end(two_classes):
     (two_classes / "around").symlink_to(two_classes)
+    (two_classes / "above").symlink_to(two_classes.parent)
+    photo(two_classes.parent / "beside.png")
     (two_classes / "itself").symlink_to(two_classes / "itself")
     (two_classes / "soup" / "loop.png").symlink_to("loop.png")
     manifest = load_manifest(two_classes, seed=0)
