@@ -16,6 +16,7 @@ from reports import formats
 from reports.comparison import ComparisonRow
 from reports.yardstick import Gap
 
+GAP_COLOURS = {"AMP": "var(--amp)", "framework": "var(--fp32)", "seed": "var(--muted)"}
 PRECISION_COLOURS = {"fp32": "var(--fp32)", "amp": "var(--amp)"}
 _BACKEND_COLOURS = ("var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)")
 
@@ -136,33 +137,37 @@ def loss_domain(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def gap_chart(gaps: Sequence[Gap]) -> str:
-    """Gaps around 0: a dot a seed, the mean and its interval as a bar."""
+    """Gaps around 0: a dot a seed, the mean and its interval as a bar, cut at the chart's edge."""
     import altair as alt
 
-    colours = {"AMP": "var(--amp)", "framework": "var(--fp32)", "seed": "var(--muted)"}
+    def name(gap: Gap) -> str:
+        return gap.between + {"AMP": ": AMP", "framework": "", "seed": ": seeds"}[gap.kind]
+
     bars = [
-        {"name": gap.name, "kind": gap.kind, "low": gap.low, "high": gap.high, "value": gap.centre}
+        {"name": name(gap), "kind": gap.kind, "low": gap.low, "high": gap.high, "value": gap.centre}
         for gap in gaps
     ]
     dots = [
-        {"name": gap.name, "kind": gap.kind, "value": value} for gap in gaps for value in gap.gaps
+        {"name": name(gap), "kind": gap.kind, "value": value} for gap in gaps for value in gap.gaps
     ]
-    edges = [abs(v) for gap in gaps for v in (*gap.gaps, gap.low, gap.high) if v is not None]
+    # Of two seeds, the range between seeds is so wide that nothing else could be seen beside it.
+    edges = [abs(value) for gap in gaps for value in gap.gaps]
+    edges += [abs(v) for gap in gaps if gap.kind != "seed" for v in (gap.low, gap.high) if v]
     reach = max(edges, default=0.0) * 1.08 or 1.0
     y = alt.Y(
         "name:N",
-        sort=[gap.name for gap in gaps],
+        sort=[name(gap) for gap in gaps],
         title=None,
         axis=alt.Axis(ticks=False, domain=False, orient="left", labelLimit=190),
     )
     scale = alt.Scale(domain=[-reach, reach], nice=False)
     axis = alt.Axis(tickCount=4)
-    of_kind = colour("kind", colours)
+    of_kind = colour("kind", GAP_COLOURS)
     x = alt.X("value:Q", title=None, scale=scale, axis=axis)
     zero = alt.Chart(values([{"value": 0}])).mark_rule(color="var(--muted)").encode(x=x)
     interval = (
         alt.Chart(values([bar for bar in bars if bar["low"] is not None]))
-        .mark_bar(height=12, opacity=0.28)
+        .mark_bar(height=12, opacity=0.28, clip=True)
         .encode(y=y, x=alt.X("low:Q", scale=scale, axis=axis), x2="high:Q", color=of_kind)
     )
     centre = (

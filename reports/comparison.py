@@ -87,11 +87,11 @@ def comparison_table(
     return comparison_rows(study_cells(study, records, unreadable))
 
 
-def comparison_rows(cells: Iterable[Cell]) -> list[ComparisonRow]:
-    """As :func:`comparison_table`, from cells; further seeds are no arms of the table."""
+def comparison_rows(cells: Iterable[Cell], label: str = "") -> list[ComparisonRow]:
+    """As :func:`comparison_table`, from the cells of one label: by default not of further seeds."""
     by_backend: dict[str, dict[str, Cell]] = {}
     for cell in cells:
-        if cell.precision in ("fp32", "amp") and not cell.label:
+        if cell.precision in ("fp32", "amp") and cell.label == label:
             by_backend.setdefault(cell.backend, {}).setdefault(cell.precision, cell)
     return [_row(backend, arms) for backend, arms in by_backend.items()]
 

@@ -16,9 +16,18 @@ WITHIN_ONE_PAIR = (
     "not included."
 )
 
+SEVERAL_PAIRS = (
+    "Each speedup compares one fp32 process with one AMP process; its 95 % interval comes from "
+    "the windows within them and does not include how much processes differ. The pairs of the "
+    "further seeds, under Speed, show that."
+)
 
-def verdict(row: ComparisonRow) -> Verdict:
-    """One sentence of what was measured for a backend, and its main figures."""
+
+def verdict(row: ComparisonRow, gap: str | None = None) -> Verdict:
+    """One sentence of what was measured for a backend, and its main figures.
+
+    ``gap`` is AMP's gap to float32, in words.
+    """
     gain = row.speedup
     return Verdict(
         backend=row.backend,
@@ -26,7 +35,7 @@ def verdict(row: ComparisonRow) -> Verdict:
         ratio=formats.ratio(gain.ratio),
         interval="" if gain.low is None else formats.interval(gain.low, gain.high),
         sentence=_sentence(row),
-        facts=tuple(_facts(row)),
+        facts=(*_facts(row), *([gap] if gap else [])),
     )
 
 

@@ -10,8 +10,8 @@ from harness.records import Record, ThroughputPart
 from reports import charts, formats
 from reports.blocks import Block, Chart, Figure, Paragraph, Section, Table
 from reports.cells import NOT_RUN_YET, UNREADABLE, Cell, Results
-from reports.comparison import ComparisonRow
-from reports.fairness import same_data
+from reports.comparison import ComparisonRow, comparison_rows
+from reports.fairness import same_data, seed_of
 from reports.formats import count, number, percent, seconds
 from reports.speedup import window_rates
 
@@ -87,7 +87,31 @@ def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | 
             numeric=True,
         )
     )
+    labels = dict.fromkeys(cell.label for cell in results.cells)
+    if len(labels) > 1:
+        blocks.append(_pairs_table(results, labels))
     return Section(anchor="speed", title="Speed", blocks=tuple(blocks))
+
+
+def _pairs_table(results: Results, labels: Iterable[str]) -> Table:
+    """Each seed has processes of its own, so that its speedups show how much processes differ."""
+    seeds = {c.label: str(seed_of(c.record)) for c in results.cells if c.record is not None}
+    pairs = [(label, row) for label in labels for row in comparison_rows(results.cells, label)]
+    pairs.sort(key=lambda pair: pair[1].backend)
+    return Table(
+        caption="Speedup in each pair of processes; each seed ran in processes of its own",
+        columns=("Backend", "Seed", "Speedup", "95 % interval within the pair"),
+        rows=tuple(
+            (
+                row.backend,
+                seeds.get(label, label),
+                formats.ratio(row.speedup.ratio),
+                formats.interval(row.speedup.low, row.speedup.high),
+            )
+            for label, row in pairs
+        ),
+        numeric=True,
+    )
 
 
 def _speed_row(record: Record, throughput: ThroughputPart) -> tuple[str, ...]:

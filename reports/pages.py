@@ -14,8 +14,15 @@ from reports import formats
 from reports.blocks import Page
 from reports.cast_policy import cast_policy_section
 from reports.cells import Results, read_results
-from reports.comparison import comparison_rows
-from reports.findings import WITHIN_ONE_PAIR, headline, run_headline, verdict, warnings
+from reports.comparison import ComparisonRow, comparison_rows
+from reports.findings import (
+    SEVERAL_PAIRS,
+    WITHIN_ONE_PAIR,
+    headline,
+    run_headline,
+    verdict,
+    warnings,
+)
 from reports.loss_scaling import gradient_section, loss_scale_section
 from reports.measured import (
     accuracy_section,
@@ -33,7 +40,7 @@ from reports.provenance import (
 from reports.results_csv import results_csv
 from reports.same_experiment import same_experiment_section
 from reports.speedup import Speedup
-from reports.yardstick_section import yardstick_section
+from reports.yardstick_section import amp_gap_facts, yardstick_section
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -91,6 +98,7 @@ def build_page(results: Results) -> Page:
         commands_section(results),
         glossary_section(),
     )
+    gaps = amp_gap_facts(results.records)
     single = results.study is None
     record = results.records[0] if results.records else None
     source = results.study or record
@@ -103,14 +111,20 @@ def build_page(results: Results) -> Page:
         title=title,
         subtitle=_subtitle(results),
         headline=run_headline(results) if single else headline(rows),
-        verdicts=() if single else tuple(verdict(row) for row in rows),
-        caveat=WITHIN_ONE_PAIR if any(row.speedup.ratio for row in rows) else "",
+        verdicts=() if single else tuple(verdict(row, gaps.get(row.backend)) for row in rows),
+        caveat=_caveat(results, rows),
         warnings=tuple(warnings(results)),
         rows=rows,
         sections=tuple(section for section in sections if section is not None),
         footer=f"Written from records of version {source.harness_version}, "
         f"created {source.created}.",
     )
+
+
+def _caveat(results: Results, rows: tuple[ComparisonRow, ...]) -> str:
+    if all(row.speedup.ratio is None for row in rows):
+        return ""
+    return SEVERAL_PAIRS if any(cell.label for cell in results.cells) else WITHIN_ONE_PAIR
 
 
 def render_html(page: Page) -> str:

@@ -156,51 +156,46 @@ def _names(found: Sequence[Difference], *roles: str) -> str:
 
 def _same_data(records: Sequence[Record]) -> list[Block]:
     seeds = data_groups(records)
-    unknown = [r.arm for r in records if r.data is not None and r.data.batch_sha256 is None]
-    blocks: list[Block] = [
-        Paragraph(text=_given_the_same(records, seed if len(seeds) > 1 else None, given, arms))
-        for seed, groups in seeds.items()
-        if len(groups) == 1
-        for given, arms in groups.items()
-    ]
-    for seed, groups in seeds.items():
-        if len(groups) > 1:
-            parts = "; ".join(
-                f"{', '.join(arms)}: {' in the order '.join(given)}"
-                for given, arms in groups.items()
-            )
-            text = f"The arms of seed {seed} were NOT given the same first batches in the same "
-            text += f"order of images (SHA-256): {parts}."
-            blocks.append(Paragraph(text=text, kind="warning"))
     if not seeds:
-        text = "Whether the arms were given the same batches was not recorded."
-        blocks.append(Paragraph(text=text))
-    elif unknown:
+        return [Paragraph(text="Whether the arms were given the same batches was not recorded.")]
+    unequal = [seed for seed, groups in seeds.items() if len(groups) > 1]
+    if unequal:
+        listed = ", ".join(str(seed) for seed in unequal)
+        text = f"The arms of seed {listed} were NOT given the same first batches in the same order "
+        first = Paragraph(text=f"{text}of images.", kind="warning")
+    else:
+        of_seed = "Of each seed, all" if len(seeds) > 1 else "All"
+        text = f"{of_seed} arms with a recorded hash were given the same first batches"
+        first = Paragraph(text=f"{text}{_same_order(records)}.")
+    rows = tuple(
+        (str(seed), ", ".join(arms), given[0], _order(records, arms))
+        for seed, groups in seeds.items()
+        for given, arms in groups.items()
+    )
+    columns = ("Seed", "Arms", "First batches", "Order of all images")
+    caption = "SHA-256 of what the adapters were given: pixels, labels and ids; ids alone"
+    blocks: list[Block] = [first, Table(caption=caption, columns=columns, rows=rows)]
+    unknown = [r.arm for r in records if r.data is not None and r.data.batch_sha256 is None]
+    if unknown:
         blocks.append(Paragraph(text=f"Not recorded for {', '.join(unknown)}."))
     return blocks
 
 
-def _given_the_same(
-    records: Sequence[Record], seed: int | None, given: tuple[str, ...], arms: Sequence[str]
-) -> str:
-    of_seed = "" if seed is None else f" of seed {seed}"
-    if len(arms) == 1:
-        return f"First batches of {arms[0]}: SHA-256 {given[0]}."
-    text = (
-        f"All {len(arms)} arms{of_seed} with a recorded hash were given the same first batches "
-        f"(SHA-256 over pixels, labels and ids: {given[0]})"
-    )
-    finished = [r for r in records if r.arm in arms and r.status == "ok" and r.data is not None]
-    orders = {(len(r.steps.loss), r.data.order_sha256) for r in finished if r.data is not None}
-    ordered = [(steps, order) for steps, order in orders if order is not None]
-    if len(finished) < 2 or len(ordered) != len(orders):
-        return f"{text}. Whether the order of all images was the same was not recorded."
-    if len(ordered) > 1:
-        return (
-            f"{text}. They took different numbers of steps; those of equal length were given all "
-            "images in the same order."
-        )
-    return (
-        f"{text}, and the {len(finished)} that finished were given all images in the same order "
-        f"(SHA-256 over their ids: {ordered[0][1]})."
-    )
+def _same_order(records: Sequence[Record]) -> str:
+    """The end of the sentence about equal batches; the order is compared at equal lengths."""
+    finished = [record for record in records if record.status == "ok" and record.data is not None]
+    if any(record.data and record.data.order_sha256 is None for record in finished):
+        return "; whether the order of all images was the same was not recorded"
+    if len({len(record.steps.loss) for record in finished}) > 1:
+        return ", and those that took equal numbers of steps all images in the same order"
+    return ", and those that finished all images in the same order" if finished else ""
+
+
+def _order(records: Sequence[Record], arms: Sequence[str]) -> str:
+    found = [
+        record.data.order_sha256
+        for record in records
+        if record.arm in arms and record.status == "ok" and record.data is not None
+    ]
+    digests = dict.fromkeys(digest or formats.UNKNOWN for digest in found)
+    return ", ".join(digests) or formats.UNKNOWN

@@ -36,15 +36,25 @@ class Gap:
     """One quantity's gap between two kinds of arms."""
 
     kind: Kind
-    name: str
+    between: str
+    """The backend, or for kind ``framework`` the two: ``tensorflow − torch``."""
     gaps: tuple[float, ...]
     """One a seed; of kind ``seed``, the difference of each two seeds."""
     centre: float
     """Mean of :attr:`gaps`; 0 for kind ``seed``, where neither of two seeds comes first."""
     low: float | None
-    """None with one seed, where nothing tells how much a gap varies."""
+    """None with one seed, or where all seeds gave the same: nothing tells how much it varies."""
     high: float | None
     seeds: int
+
+    @property
+    def name(self) -> str:
+        """What is taken from what."""
+        return {
+            "AMP": f"{self.between}: AMP − fp32",
+            "framework": f"fp32: {self.between}",
+            "seed": f"fp32: seed − seed, {self.between}",
+        }[self.kind]
 
     @property
     def df(self) -> int:
@@ -76,8 +86,8 @@ def yardsticks(records: Sequence[Record]) -> tuple[list[Yardstick], list[str]]:
     for quantity in QUANTITIES:
         gaps = [
             gap
-            for (kind, name), of_seed in pairs.items()
-            if (gap := _paired(kind, name, of_seed, quantity.read)) is not None
+            for (kind, between), of_seed in pairs.items()
+            if (gap := _paired(kind, between, of_seed, quantity.read)) is not None
         ]
         backends = dict.fromkeys(backend for backend, _, _ in arms)
         gaps += [
@@ -126,7 +136,7 @@ def _pairs(
             if reason := reason or _unequal(fp32, amp, data):
                 left_out.append(f"{amp.arm} and {fp32.arm}: {reason}")
             else:
-                pairs.setdefault(("AMP", f"{backend}: AMP − fp32"), []).append((fp32, amp))
+                pairs.setdefault(("AMP", backend), []).append((fp32, amp))
     fp32_arms = [record for (_, precision, _), record in arms.items() if precision == "fp32"]
     for a, b in combinations(fp32_arms, 2):
         if a.backend == b.backend or seed_of(a) != seed_of(b):
@@ -134,8 +144,7 @@ def _pairs(
         if reason := _unequal(a, b, data):
             left_out.append(f"{b.arm} and {a.arm}: {reason}")
         else:
-            name = f"fp32: {b.backend} − {a.backend}"
-            pairs.setdefault(("framework", name), []).append((a, b))
+            pairs.setdefault(("framework", f"{b.backend} − {a.backend}"), []).append((a, b))
     return pairs, left_out
 
 
@@ -158,7 +167,7 @@ def _unequal(a: Record, b: Record, data: Mapping[str, tuple[str, ...]]) -> str |
 
 def _paired(
     kind: Kind,
-    name: str,
+    between: str,
     pairs: Sequence[tuple[Record, Record]],
     read: Callable[[Record], float | None],
 ) -> Gap | None:
@@ -169,10 +178,10 @@ def _paired(
             gaps.append(b - a)
     if not gaps:
         return None
-    low, high = student_interval(gaps) if len(gaps) > 1 else (None, None)
+    low, high = student_interval(gaps) if len(set(gaps)) > 1 else (None, None)
     return Gap(
         kind=kind,
-        name=name,
+        between=between,
         gaps=tuple(gaps),
         centre=mean(gaps),
         low=low,
@@ -187,10 +196,10 @@ def _between_seeds(backend: str, arms: ByArm, read: Callable[[Record], float | N
     values = [v for r in equal if (v := read(r)) is not None and math.isfinite(v)]
     if len(values) < 2:
         return None
-    low, high = seed_interval(values)
+    low, high = seed_interval(values) if len(set(values)) > 1 else (None, None)
     return Gap(
         kind="seed",
-        name=f"fp32: seed − seed, {backend}",
+        between=backend,
         gaps=tuple(b - a for a, b in combinations(values, 2)),
         centre=0.0,
         low=low,

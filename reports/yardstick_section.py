@@ -22,18 +22,20 @@ def yardstick_section(results: Results) -> Section | None:
     found, left_out = yardsticks(results.records)
     if not found:
         return None
-    several = any(gap.low is not None for item in found for gap in item.gaps)
+    several = any(gap.seeds > 1 for item in found for gap in item.gaps)
     blocks: list[Block] = [Paragraph(text=text) for text in sentences(found)]
     if not several:
         blocks.append(Paragraph(text=ONE_SEED, kind="note"))
     blocks.append(Figure(caption=_caption(several), charts=tuple(_chart(item) for item in found)))
     blocks.append(_table(found))
     if several:
-        intervals = sum(gap.kind != "seed" for item in found for gap in item.gaps)
+        intervals = sum(
+            gap.kind != "seed" and gap.low is not None for item in found for gap in item.gaps
+        )
+        chance = formats.number(intervals * (1 - CONFIDENCE), digits=2)
         text = (
             "An interval that contains 0 does not show a gap, nor that there is none. Of "
-            f"{intervals} such intervals, about {formats.number(intervals * (1 - CONFIDENCE))} "
-            "leave out 0 by chance."
+            f"{intervals} such intervals, about {chance} leave out 0 by chance."
         )
         blocks.append(Paragraph(text=text))
     blocks += [Paragraph(text=f"Left out: {text}.", kind="note") for text in left_out]
@@ -49,24 +51,27 @@ def sentences(found: Sequence[Yardstick]) -> list[str]:
     return [_sentence(yardstick, gap, others) for gap in yardstick.gaps if gap.kind == "AMP"]
 
 
-def amp_gap_fact(records: Sequence[Record], backend: str) -> str | None:
-    """AMP's gap of a backend in one line, for its card."""
+def amp_gap_facts(records: Sequence[Record]) -> dict[str, str]:
+    """AMP's gap of each backend in one line, for its card."""
     found, _ = yardsticks(records)
+    facts = {}
     for gap in found[0].gaps if found else ():
-        if gap.kind == "AMP" and gap.name.startswith(f"{backend}: "):
-            bounds = f" {_bounds(gap)} over {gap.seeds} seeds" if gap.low is not None else ""
-            noise = "" if bounds else " (one seed: no telling whether that is noise)"
-            return f"{found[0].quantity.name}, AMP − fp32: {_signed(gap.centre)}{bounds}{noise}"
-    return None
+        if gap.kind == "AMP":
+            seeds = "one seed" if gap.seeds == 1 else f"{gap.seeds} seeds"
+            ends = f"({seeds})" if gap.low is None else f"{_bounds(gap)}, {seeds}"
+            name = found[0].quantity.name
+            facts[gap.between] = f"{name}, AMP − fp32: {_signed(gap.centre)} {ends}"
+    return facts
 
 
 def _sentence(yardstick: Yardstick, gap: Gap, others: Sequence[Gap]) -> str:
-    backend = gap.name.partition(":")[0]
-    text = f"{backend}: the {yardstick.quantity.name.lower()} of AMP is {_signed(gap.centre)} "
-    text += "from that of fp32"
+    text = f"{gap.between}: AMP moved the {yardstick.quantity.name.lower()} by "
+    text += f"{_signed(gap.centre)} against fp32"
     if gap.low is None or gap.high is None:
         frameworks = [other for other in others if other.kind == "framework"]
-        beside = ", ".join(f"{_signed(o.centre)} ({o.name.removeprefix('fp32: ')})"
+        if gap.seeds > 1:
+            text += f" in each of {gap.seeds} seeds"
+        beside = ", ".join(f"{_signed(o.centre)} ({o.between})"
                            for o in frameworks)  # fmt: skip
         return f"{text}; between frameworks in fp32 it is {beside}." if beside else f"{text}."
     text += f", 95 % interval {_bounds(gap)} ({gap.seeds} seeds)"
@@ -74,7 +79,7 @@ def _sentence(yardstick: Yardstick, gap: Gap, others: Sequence[Gap]) -> str:
         text += ": the interval contains 0, so no gap was shown"
     else:
         text += ": it leaves out 0, so a gap was shown"
-    own = next((o for o in others if o.kind == "seed" and o.name.endswith(f", {backend}")), None)
+    own = next((o for o in others if (o.kind, o.between) == ("seed", gap.between)), None)
     if own is not None and own.high is not None:
         text += (
             f". Of two fp32 runs that differ in the seed alone, 95 % differ by {_size(own.high)} "
@@ -106,6 +111,8 @@ def _table(found: Sequence[Yardstick]) -> Table:
 def _cell(gap: Gap, seeds: int) -> str:
     if gap.kind == "seed" and gap.high is not None:
         text = f"±{_size(gap.high)}"
+    elif gap.low is None and gap.seeds > 1:
+        text = f"{_signed(gap.centre)} in each"
     else:
         text = f"{_signed(gap.centre)} {_bounds(gap)}".rstrip()
     return text if gap.seeds == seeds else f"{text} (n = {gap.seeds})"
@@ -115,17 +122,18 @@ def _chart(item: Yardstick) -> Chart:
     spoken = "; ".join(f"{gap.name} {_signed(gap.centre)} {_bounds(gap)}" for gap in item.gaps)
     unit = f", {item.quantity.unit}" if item.quantity.unit else ""
     title = f"{item.quantity.name}{unit}"
-    return Chart(title=title, svg=charts.gap_chart(item.gaps), alt=f"Gaps: {title}: {spoken}")
+    return Chart(title=title, svg=charts.gap_chart(item.gaps), alt=f"{title}, gaps: {spoken}")
 
 
 def _caption(several: bool) -> str:
-    text = "A dot is the gap of one seed; 0 is no gap."
+    text = "“AMP” is AMP less fp32; the other gaps are between fp32 arms. A dot is the gap of one seed."
     if not several:
         return text
     return (
         f"{text} A bar is the 95 % interval of the mean gap (Student's t over the seeds' "
         "differences). Between seeds it is the range that holds 95 % of the differences of two "
-        "further runs, and a dot is the difference of two seeds."
+        "further runs, and a dot is the difference of two seeds; where it runs to the edge it goes "
+        "on beyond, and the table has its ends."
     )
 
 
