@@ -93,7 +93,7 @@ def judge(
         reason = f"No ratio is shown, since {names[1]} and {names[0]} also differ in: {listed}."
     else:
         speedup = estimate_speedup(whole)
-        outcome = _outcome(speedup, margin)
+        outcome = outcome_of(speedup, margin)
         further = _further_pairs(speedup, margin) if outcome == "too noisy" else None
         reason = _reason(outcome, speedup, margin, names, further, _pair_time_s(pairs))
     pair_time_s = _pair_time_s(pairs)
@@ -110,6 +110,16 @@ def judge(
         differences=tuple(differences),
         warnings=tuple(_warnings(pairs, whole, names)),
     )
+
+
+def outcome_of(speedup: Speedup, margin: float) -> Outcome:
+    """The word for a measured speedup: pays, slower, no difference or too noisy."""
+    # First: a difference that is certain, and certainly too small to matter, is none.
+    if 1 - margin <= speedup.shown.low and speedup.shown.high <= 1 + margin:
+        return "no difference"
+    if speedup.decisive.low > 1:
+        return "pays"
+    return "slower" if speedup.decisive.high < 1 else "too noisy"
 
 
 def _no_ratio(
@@ -131,18 +141,9 @@ def _no_ratio(
     return None
 
 
-def _outcome(speedup: Speedup, margin: float) -> Outcome:
-    # First: a difference that is certain, and certainly too small to matter, is none.
-    if 1 - margin <= speedup.shown.low and speedup.shown.high <= 1 + margin:
-        return "no difference"
-    if speedup.decisive.low > 1:
-        return "pays"
-    return "slower" if speedup.decisive.high < 1 else "too noisy"
-
-
 def _further_pairs(speedup: Speedup, margin: float) -> int | None:
     def settled(pairs: int) -> bool:
-        return _outcome(foreseen_speedup(speedup, pairs), margin) != "too noisy"
+        return outcome_of(foreseen_speedup(speedup, pairs), margin) != "too noisy"
 
     had = len(speedup.pair_ratios)
     candidates = range(had + 1, MAX_PAIRS + 1)
