@@ -73,9 +73,10 @@ def download(
             reason = error
         failures = 1 if _size(partial) > before else failures + 1
         if failures >= _ATTEMPTS:
+            why = reason.reason if isinstance(reason, urllib.error.URLError) else reason
             raise DataError(
-                f"{url}: {reason}; {_size(partial):,} bytes are kept: check the network and run "
-                "it again to go on from there"
+                f"{url}: {why}; check the network and run it again, it goes on after "
+                f"{_size(partial):,} bytes"
             ) from reason
         time.sleep(retry_wait_s * failures)
     if _md5(partial, progress) != md5:
