@@ -31,7 +31,7 @@ class Examination:
     digests: npt.NDArray[np.uint8]
     """SHA-256 of each file's bytes, shape (N, 32)."""
     pixel_digests: npt.NDArray[np.uint8]
-    """BLAKE2b-128 of each photo's size and upright RGB pixels, shape (N, 16)."""
+    """128 bits of the SHA-256 of each photo's size and upright RGB pixels, shape (N, 16)."""
     thumbnails: npt.NDArray[np.uint8]
     """Grey thumbnail of each photo, shape (N, 32, 32), mapped from a file without a name."""
     quarantined: list[Quarantined]
