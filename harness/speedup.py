@@ -32,7 +32,7 @@ MIN_PAIRS_MEASURED: Final = 3
 
 _TRIM = 0.2
 _SD_STEPS = 60
-_NOISE_STEPS = 64
+_NOISE_STEPS = 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +199,8 @@ class _Posterior:
     """Posterior of the log ratio as a mixture of normals over a grid of the two variances.
 
     Given both variances the log ratio is normal. The grid holds process_sd at geometric steps,
-    weighted by its prior, and the windows' variance at equal parts of its scaled inverse chi²
-    distribution; the pairs' own likelihood weights both.
+    weighted by its prior, and the windows' variance, which is scaled inverse chi² distributed; the
+    pairs' own likelihood weights both.
     """
 
     def __init__(
@@ -216,24 +216,27 @@ class _Posterior:
 
         values = np.asarray(pair_values, dtype=np.float64)
         sd = np.geomspace(1e-3 * scale, 8 * scale, _SD_STEPS)
-        noise = freedom / chi2.ppf((np.arange(_NOISE_STEPS) + 0.5) / _NOISE_STEPS, freedom)
+        least, most = chi2.ppf(1e-6, freedom), chi2.ppf(1 - 1e-6, freedom)
+        quantity = np.geomspace(least, most, _NOISE_STEPS)
         precision = 1 / (
-            np.square(sd)[:, None, None] + noise[None, :, None] * np.asarray(squared_errors)
+            np.square(sd)[:, None, None]
+            + (freedom / quantity)[None, :, None] * np.asarray(squared_errors)
         )
         total = precision.sum(axis=-1)
         centre = (precision * values).sum(axis=-1) / total
-        # The log ratio has a flat prior and is integrated out: hence the term in total. The steps
-        # of sd are equal in ln(sd): hence the term ln(sd).
+        # The log ratio has a flat prior and is integrated out: hence the term in total. Steps are
+        # equal in the logarithms of sd and quantity: hence each density times its variable.
         log_weight = 0.5 * (
             np.log(precision).sum(axis=-1)
             - np.log(total)
             - (precision * np.square(values - centre[..., None])).sum(axis=-1)
         )
         log_weight += (np.log(sd) - 0.5 * np.square(sd / scale))[:, None]
+        log_weight += np.log(quantity) + chi2.logpdf(quantity, freedom)
         weight = np.exp(log_weight - log_weight.max())
         weight /= weight.sum()
-        share = weight.sum(axis=1).cumsum()
-        self.process_sd = float(np.interp(0.5, share, sd))
+        share = weight.sum(axis=1)
+        self.process_sd = float(np.interp(0.5, share.cumsum() - share / 2, sd))
         used = weight > 1e-9
         self._weight = weight[used] / weight[used].sum()
         self._centre = centre[used]
