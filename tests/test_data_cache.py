@@ -1,8 +1,12 @@
 """The pixel cache: built once, shared, checked, rebuilt; nothing wrong is ever served."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -222,6 +226,27 @@ def test_an_interrupted_build_goes_on_where_it_stopped(food, tmp_path, small_chu
         build(manifest, tmp_path, progress=stop_at_20)
     rows = decoded_rows(monkeypatch)
     check_pixels(CachedPixels(build(manifest, tmp_path)))
+    assert sorted(rows) == list(range(20, 40))
+
+
+def test_a_builder_that_is_killed_leaves_what_is_done(food, tmp_path, small_chunks, monkeypatch):
+    code = f"""
+import os, pathlib, signal, datasets, datasets.pixel_layout
+datasets.pixel_layout._CHUNK_BYTES = 5 * datasets.cache_bytes(1, {SIZE})
+
+def die_at_20(stage, done, total):
+    if stage.startswith("decoding") and done == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+manifest = datasets.load_manifest({str(food)!r}, seed=0)
+cache_dir = pathlib.Path({str(tmp_path / "cache")!r})
+datasets.build_cache(manifest, image_size={SIZE}, cache_dir=cache_dir, progress=die_at_20)
+"""
+    repository = Path(__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=repository)
+    assert done.returncode == -signal.SIGKILL
+    rows = decoded_rows(monkeypatch)
+    check_pixels(CachedPixels(build(load_manifest(food, seed=0), tmp_path)))
     assert sorted(rows) == list(range(20, 40))
 
 
