@@ -120,7 +120,7 @@ def read_manifest(source: Path) -> Manifest:
 
 def _order_classes(names: list[str], *, where: str) -> tuple[str, ...]:
     """Integers by value, other names by code point."""
-    classes = check_classes(names, where=where)
+    classes = check_classes(names, where=where, remedy="list photos of two classes or more")
     if all(_INTEGER.fullmatch(name) for name in classes):
         return tuple(sorted(classes, key=lambda name: (int(name), name)))
     return classes

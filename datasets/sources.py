@@ -113,7 +113,8 @@ class _Collector:
 
     def listing(self, *, name: str, class_names: Sequence[str]) -> Listing:
         """Close the listing; every class must have a file."""
-        classes = check_classes(class_names, where=str(self.root))
+        remedy = "give a folder with one sub-folder of photos per class, two or more"
+        classes = check_classes(class_names, where=str(self.root), remedy=remedy)
         self.warnings.extend(_case_collisions(classes))
         self.files.sort()
         index = {class_name: label for label, class_name in enumerate(classes)}
@@ -142,7 +143,7 @@ class _Collector:
         return ""
 
 
-def check_classes(names: Sequence[str], *, where: str) -> tuple[str, ...]:
+def check_classes(names: Sequence[str], *, where: str, remedy: str) -> tuple[str, ...]:
     """Return the classes by code point.
 
     Raises:
@@ -150,10 +151,8 @@ def check_classes(names: Sequence[str], *, where: str) -> tuple[str, ...]:
     """
     classes = tuple(sorted(set(names)))
     if len(classes) < 2:
-        found = f"only one class ({classes[0]!r})" if classes else "no class folders"
-        raise DataError(
-            f"{where}: {found}; give a folder with one sub-folder of photos per class, two or more"
-        )
+        found = f"only one class ({classes[0]!r})" if classes else "no classes"
+        raise DataError(f"{where}: {found}; {remedy}")
     return classes
 
 

@@ -321,7 +321,7 @@ def test_a_zip_with_a_damaged_member_is_refused(tmp_path):
 def test_archives_within_an_archive_are_explained(tmp_path):
     inner = write_zip(tmp_path / "inner.zip").read_bytes()
     write_zip(tmp_path / "outer.zip", {"inner.zip": inner})
-    with pytest.raises(DataError, match="no class folders"):
+    with pytest.raises(DataError, match="no classes"):
         load(tmp_path / "outer.zip", tmp_path)
     write_zip(tmp_path / "mixed.zip", MEMBERS | {"a/inner.zip": inner})
     assert (

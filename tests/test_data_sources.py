@@ -196,7 +196,7 @@ def test_one_class_is_an_error(tmp_path):
 
 def test_a_folder_of_photos_without_classes_is_an_error(tmp_path):
     photo(tmp_path / "a.png")
-    with pytest.raises(DataError, match="no class folders"):
+    with pytest.raises(DataError, match="no classes"):
         load_manifest(tmp_path, seed=0)
 
 
