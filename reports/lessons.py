@@ -83,11 +83,11 @@ def lessons(results: Sequence[VariantResult]) -> list[Lesson]:
     corrected = results[0]
     if corrected.variant.defects:
         raise ValueError("the first result must be the corrected experiment")
-    honest, _ = _compared(corrected)
-    return [_lesson(result, corrected, honest) for result in results]
+    return [_lesson(result, corrected) for result in results]
 
 
-def _lesson(result: VariantResult, corrected: VariantResult, honest: Speedup) -> Lesson:
+def _lesson(result: VariantResult, corrected: VariantResult) -> Lesson:
+    honest, (honest_fp32, _) = _compared(corrected)
     gain, rows = _compared(result)
     fp32, amp = (
         _arm(record, figures, result)
@@ -111,7 +111,14 @@ def _lesson(result: VariantResult, corrected: VariantResult, honest: Speedup) ->
         amp=amp,
         speedup=gain,
         seen=_seen(arms, gain, result.audit.classes),
-        truth=" ".join(_truth(result, arms, fired, gain, honest)),
+        truth=" ".join(
+            (
+                *_truth(result, arms, fired),
+                *_truth_of_decoding(result, arms, fired, honest_fp32.images_per_s),
+                *_truth_of_ratio(result, fired, gain, honest),
+                *_truth_without_defects(result, arms, fired),
+            )
+        ),
         hid=tuple(_hid(fired, gain, honest)),
         stopped=stopped,
         sentinels=sentinels,
@@ -254,14 +261,8 @@ def _written(gain: Speedup) -> str:
     return "" if gain.ratio is None else f" ({ratio(gain.ratio)} {interval(gain.low, gain.high)})"
 
 
-def _truth(
-    result: VariantResult,
-    arms: Sequence[ArmLesson],
-    fired: set[str],
-    gain: Speedup,
-    honest: Speedup,
-) -> Iterable[str]:
-    defects, audit = result.variant.defects, result.audit
+def _truth(result: VariantResult, arms: Sequence[ArmLesson], fired: set[str]) -> Iterable[str]:
+    audit = result.audit
     stopped = next((a for a in arms if a.status not in ("ok", "unavailable")), None)
     if "Classes" in fired:
         unseen = f"The head has {audit.outputs} outputs for {audit.classes} classes"
@@ -291,39 +292,65 @@ def _truth(
             else ""
         )
         yield f"The scaler skips no infinite gradient and never moves its scale.{hidden}"
-    yield from _truth_of_speed(defects, arms, fired, gain, honest)
-    if not defects and not fired:
-        known = [arm.above_guessing for arm in arms if arm.above_guessing is not None]
-        if known:
-            learned = "learned" if all(known) else "were not shown to learn in so few steps"
-            tops = _pair(percent(arm.val_top1) for arm in arms)
-            yield f"The arms {learned}: validation top-1 {tops}. No sentinel fired."
 
 
-def _truth_of_speed(
-    defects: Sequence[str],
-    arms: Sequence[ArmLesson],
-    fired: set[str],
-    gain: Speedup,
-    honest: Speedup,
+def _truth_of_decoding(
+    result: VariantResult, arms: Sequence[ArmLesson], fired: set[str], honest_rate: float | None
 ) -> Iterable[str]:
+    live = "live_decoding" in result.variant.defects
+    if any(arm.data_wait_fraction is None for arm in arms):
+        return
     waits = _pair(percent(arm.data_wait_fraction) for arm in arms)
     if "Waiting for data" in fired:
         yield f"Waiting for data took {waits} of the time, which no precision shortens."
-    elif "live_decoding" in defects and all(arm.data_wait_fraction is not None for arm in arms):
+    elif live:
         yield f"Decoding kept up with the steps here: waiting for data took {waits} of the time."
+    rate = arms[0].images_per_s
+    if live and _shares_cpu(result) and rate is not None and honest_rate is not None:
+        yield (
+            f"It ran on the CPU that trains: fp32 trained {number(rate)} images/s, corrected "
+            f"{number(honest_rate)}."
+        )
+
+
+def _shares_cpu(result: VariantResult) -> bool:
+    return result.fp32.device is not None and result.fp32.device.type == "cpu"
+
+
+def _truth_of_ratio(
+    result: VariantResult, fired: set[str], gain: Speedup, honest: Speedup
+) -> Iterable[str]:
+    defects = result.variant.defects
     if not defects or gain.ratio is None or honest.ratio is None:
         return
     moved = _moved(gain, honest)
     if moved is None:
         yield f"The ratio's interval meets that of the corrected run{_written(honest)}."
-    elif moved and "Waiting for data" in fired:
-        yield f"Corrected, the ratio is{_written(honest)}: the wait pulled it towards 1."
+        return
+    corrected = f"Corrected, the ratio is{_written(honest)}"
+    if moved and "Waiting for data" in fired:
+        yield f"{corrected}: the wait pulled it towards 1."
+    elif moved and "live_decoding" in defects and _shares_cpu(result):
+        yield (
+            f"{corrected}; whether decoding's share of the CPU made the difference, or two pairs "
+            "of processes do, the waiting time does not tell."
+        )
     else:
         yield (
-            f"Corrected, the ratio is{_written(honest)}; this defect does not explain the "
-            "difference: pairs of processes differ by more than their windows show."
+            f"{corrected}; this defect does not explain the difference: pairs of processes differ "
+            "by more than their windows show."
         )
+
+
+def _truth_without_defects(
+    result: VariantResult, arms: Sequence[ArmLesson], fired: set[str]
+) -> Iterable[str]:
+    known = [arm.above_guessing for arm in arms if arm.above_guessing is not None]
+    if result.variant.defects or fired or not known:
+        return
+    learned = "learned" if all(known) else "were not shown to learn in so few steps"
+    tops = _pair(percent(arm.val_top1) for arm in arms)
+    yield f"The arms {learned}: validation top-1 {tops}. No sentinel fired."
 
 
 def _moved(gain: Speedup, honest: Speedup) -> bool | None:
