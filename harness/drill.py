@@ -103,6 +103,8 @@ def _infinite_gradient(backend: Backend, run: RunConfig, poisoned_step: int) -> 
 def _overflowing_forward(backend: Backend, run: RunConfig) -> list[Finding]:
     _build(backend, run)
     state = backend.state()
+    if not any(_is_statistic(name) for name in state.tensors):
+        return []  # nothing that an overflow could leave broken
     first = next(name for name in state.tensors if name.endswith(".weight"))
     state.tensors[first] = state.tensors[first] * np.float32(OVERFLOW_FACTOR)
     backend.load_state(state)

@@ -183,8 +183,8 @@ class _ModelParity:
                 probe=index == 0,
                 train=True,
             )
-            if isinstance(arrays, str):
-                yield self._unavailable(backend, "float64", f"training with {recipe}", arrays)
+            if isinstance(arrays, WorkerFailed):
+                yield self._absent(backend, "float64", f"training with {recipe}", arrays)
                 continue
             self._reference_backend = self._reference_backend or backend
             is_reference = backend == self._reference_backend
@@ -209,7 +209,7 @@ class _ModelParity:
         precision: Literal["fp32", "amp"],
         dtype: str,
         questions: Path,
-        answers: Arrays | str,
+        answers: Arrays | WorkerFailed,
     ) -> Iterator[ParityRow]:
         recipe = self._plan.recipes[0]
         arrays = self._try(
@@ -221,10 +221,12 @@ class _ModelParity:
             probe=True,
             train=True,
         )
-        if isinstance(arrays, str) or isinstance(answers, str):
-            reason = arrays if isinstance(arrays, str) else str(answers)
-            yield self._unavailable(backend, dtype, "each layer alone", reason)
-            return
+        for result in (arrays, answers):
+            if isinstance(result, WorkerFailed):
+                yield self._absent(backend, dtype, "each layer alone", result)
+                return
+        assert not isinstance(arrays, WorkerFailed)
+        assert not isinstance(answers, WorkerFailed)
         for quantity in _quantities(answers):
             yield self._judge(
                 backend, dtype, quantity, arrays, answers, LAYER_TOLERANCES[dtype], False
@@ -272,7 +274,10 @@ class _ModelParity:
             reason=reason,
         )
 
-    def _unavailable(self, backend: str, precision: str, quantity: str, reason: str) -> ParityRow:
+    def _absent(
+        self, backend: str, precision: str, quantity: str, failure: WorkerFailed
+    ) -> ParityRow:
+        """The row of a trial that computed nothing."""
         return ParityRow(
             model=self._model,
             backend=backend,
@@ -282,8 +287,8 @@ class _ModelParity:
             worst=None,
             worst_error=None,
             tolerance=None,
-            verdict="unavailable",
-            reason=reason,
+            verdict="unavailable" if failure.status == "unavailable" else "fail",
+            reason=failure.reason,
         )
 
     def _run(self, precision: str, backend: str = "", recipe: Recipe | None = None) -> RunConfig:
@@ -310,7 +315,7 @@ class _ModelParity:
         layers: Path | None = None,
         probe: bool = False,
         train: bool = False,
-    ) -> Arrays | str:
+    ) -> Arrays | WorkerFailed:
         """The arrays of one trial, or why there are none."""
         run = self._run(precision, backend, recipe)
         self._on_trial(f"{self._model}: {backend}, {what}")
@@ -323,9 +328,7 @@ class _ModelParity:
                     "trial", run=run.model_dump(mode="json"), task=task.model_dump(mode="json")
                 )
         except WorkerFailed as failure:
-            if failure.status == "unavailable":
-                return failure.reason
-            raise
+            return failure
         with np.load(out, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
 

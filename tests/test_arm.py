@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_runs import KnownPixels, VirtualTime, fake_run
 
-from backends import fake_backend
+from backends import fake as fake_module
 from backends.fake import FakeBackend
 from datasets import DataError, PixelSource, SyntheticPixels
 from harness import arm as arm_module
@@ -77,7 +77,7 @@ def window(arm: Arm, steps: int, *, warmup: bool = False) -> WindowResult:
 def virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     """A clock that only the imitated device moves, by 0.25 s a step in fp32 and 1 s in AMP."""
     time = VirtualTime()
-    monkeypatch.setattr(fake_backend, "time", time)
+    monkeypatch.setattr(fake_module, "time", time)
     monkeypatch.setenv("AMP_HARNESS_FAKE", '{"step_time_s": {"fp32": 0.25, "amp": 1.0}}')
     return time
 

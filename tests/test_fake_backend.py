@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fake_runs import VirtualTime, fake_run
 
-from backends import fake_backend
+from backends import fake
 from backends.fake import FakeBackend
 from harness.config import LossScalePolicy, RunConfig
 from harness.networks import build_network
@@ -64,7 +64,7 @@ def test_a_step_is_enqueued_at_once_and_waited_for_by_synchronize(
     monkeypatch: pytest.MonkeyPatch,
 ):
     time = VirtualTime()
-    monkeypatch.setattr(fake_backend, "time", time)
+    monkeypatch.setattr(fake, "time", time)
     backend = built(fake_run(), monkeypatch, step_time_s={"fp32": 0.5})
     start_s = time.now_s
 
