@@ -137,6 +137,8 @@ def _kinds(records: Sequence[Record], arms: Mapping[str, Evidence]) -> dict[str,
 def _dtypes(layer: LayerEvidence | None) -> str:
     if layer is None:
         return "not seen"
+    if layer.compute == layer.output == layer.backward:
+        return layer.compute
     backward = f"; backward {layer.backward}" if layer.backward else "; backward not seen"
     return f"{layer.compute} → {layer.output}{backward}"
 
@@ -174,7 +176,8 @@ def _named(layers: Sequence[str]) -> str:
 def _tables(arms: Mapping[str, Evidence], kinds: Mapping[str, str]) -> list[Block]:
     layers = {arm: evidence.layers for arm, evidence in arms.items()}
     summary = Table(
-        caption="Dtypes by kind of layer: operands → output; operands of the backward operation",
+        caption="Dtypes by kind of layer: operands → output; operands of the backward operation. "
+        "A single dtype holds for all three",
         columns=("Layers", *arms),
         rows=tuple((group.label, *group.dtypes) for group in layer_groups(layers, kinds)),
     )

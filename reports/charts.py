@@ -143,10 +143,6 @@ def gap_chart(gaps: Sequence[Gap]) -> str:
     def name(gap: Gap) -> str:
         return gap.between + {"AMP": ": AMP", "framework": "", "seed": ": seeds"}[gap.kind]
 
-    bars = [
-        {"name": name(gap), "kind": gap.kind, "low": gap.low, "high": gap.high, "value": gap.centre}
-        for gap in gaps
-    ]
     dots = [
         {"name": name(gap), "kind": gap.kind, "value": value} for gap in gaps for value in gap.gaps
     ]
@@ -154,6 +150,21 @@ def gap_chart(gaps: Sequence[Gap]) -> str:
     edges = [abs(value) for gap in gaps for value in gap.gaps]
     edges += [abs(v) for gap in gaps if gap.kind != "seed" for v in (gap.low, gap.high) if v]
     reach = max(edges, default=0.0) * 1.08 or 1.0
+    bars = [
+        {
+            "name": name(gap),
+            "kind": gap.kind,
+            "low": max(gap.low, -reach),
+            "high": min(gap.high, reach),
+        }
+        for gap in gaps
+        if gap.low is not None and gap.high is not None
+    ]
+    means = [
+        {"name": name(gap), "kind": gap.kind, "value": gap.centre}
+        for gap in gaps
+        if gap.kind != "seed"
+    ]
     y = alt.Y(
         "name:N",
         sort=[name(gap) for gap in gaps],
@@ -166,14 +177,12 @@ def gap_chart(gaps: Sequence[Gap]) -> str:
     x = alt.X("value:Q", title=None, scale=scale, axis=axis)
     zero = alt.Chart(values([{"value": 0}])).mark_rule(color="var(--muted)").encode(x=x)
     interval = (
-        alt.Chart(values([bar for bar in bars if bar["low"] is not None]))
-        .mark_bar(height=12, opacity=0.28, clip=True)
+        alt.Chart(values(bars))
+        .mark_bar(height=12, opacity=0.28)
         .encode(y=y, x=alt.X("low:Q", scale=scale, axis=axis), x2="high:Q", color=of_kind)
     )
     centre = (
-        alt.Chart(values([bar for bar in bars if bar["kind"] != "seed"]))
-        .mark_tick(thickness=2.5, size=16)
-        .encode(y=y, x=x, color=of_kind)
+        alt.Chart(values(means)).mark_tick(thickness=2.5, size=16).encode(y=y, x=x, color=of_kind)
     )
     points = alt.Chart(values(dots)).mark_circle(size=34, opacity=0.9)
     layers = alt.layer(zero, interval, centre, points.encode(y=y, x=x, color=of_kind))

@@ -87,9 +87,9 @@ def headline(taught: Sequence[Lesson]) -> str:
         ("accuracy", "its effect on accuracy by"),
         ("overflow", "overflowing gradients went unhandled with"),
     ):
-        names = [lesson.title.lower() for lesson in defective if what in lesson.hid]
+        names = [f"“{lesson.title}”" for lesson in defective if what in lesson.hid]
         said.append(f"{text} {_listed(names) if names else 'none of the defects tried'}")
-    stopped = [lesson.title.lower() for lesson in defective if lesson.stopped]
+    stopped = [f"“{lesson.title}”" for lesson in defective if lesson.stopped]
     if stopped:
         said.append(f"training stopped with {_listed(stopped)}")
     return f"On this machine {'; '.join(said)}."

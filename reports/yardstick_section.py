@@ -126,7 +126,7 @@ def _chart(item: Yardstick) -> Chart:
 
 
 def _caption(several: bool) -> str:
-    text = "“AMP” is AMP less fp32; the other gaps are between fp32 arms. A dot is the gap of one seed."
+    text = "“AMP” is AMP less fp32; the other gaps are between fp32 arms. A dot is one seed's gap."
     if not several:
         return text
     return (

@@ -4,7 +4,7 @@ An arm of `rates` images/s has one window of 2 steps for each of them, so that a
 2 × 16 / rate seconds, after a warm-up window of 2 steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from harness.records import (
     DataPart,
     DevicePart,
     EnvironmentPart,
+    GradientHistogramPart,
+    GradientSizes,
     MemoryPart,
     ModelPart,
     PrecisionPart,
@@ -39,6 +41,7 @@ def data_part(**changes: Any) -> DataPart:
         "train_images": 80,
         "val_images": 20,
         "batch_sha256": "bb" * 32,
+        "order_sha256": "0d" * 32,
     }
     return DataPart(**values | changes)
 
@@ -90,34 +93,41 @@ def ok_record(
     rates: Sequence[float] = (40.0, 42.0, 44.0),
     losses: Sequence[float] | None = None,
     skipped_at: Sequence[int] = (),
+    seed: int = 0,
     data: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
-    precision_part: PrecisionPart | None = None,
+    precision_in_force: PrecisionPart | None = None,
     **changes: Any,
 ) -> Record:
     """A finished arm whose timed windows ran at `rates` images/s.
 
     `losses` default to 2, 1.9, 1.8, …; `skipped_at` names steps, counted from 1, whose images then
-    do not count, so that a window with one of its two steps skipped ran at half its rate.
+    do not count, so that a window with one of its two steps skipped ran at half its rate. A seed
+    other than 0 gives an arm of a further seed, with other batches.
     """
     steps = WARMUP_STEPS + WINDOW_STEPS * len(rates)
     losses = [2 - 0.1 * i for i in range(steps)] if losses is None else list(losses)
     amp = precision == "amp"
+    label = f"-seed{seed}" if seed else ""
+    training = {"seed": seed} | (training or {})
+    if seed:
+        own = {"batch_sha256": f"{seed:064x}", "order_sha256": f"{seed + 1000:064x}"}
+        data = own | (data or {})
     values: dict[str, Any] = {
-        "arm": f"{backend}-{precision}",
+        "arm": f"{backend}-{precision}{label}",
         "status": "ok",
         "command": f"python -m harness --backend {backend}{' --amp' if amp else ''}",
         "created": "2026-01-02T03:04:05Z",
         "harness_version": "0.1.0",
         "backend": backend,
         "framework_version": "1.2.3",
-        "precision": precision_part or _precision(amp),
+        "precision": precision_in_force or precision_part(precision),
         "device": DevicePart(type="cpu", name="Example CPU"),
         "model": ModelPart(
             name="resnet18", parameters=11_179_077, forward_flops_per_image=36_000_000
         ),
         "data": data_part(**data or {}),
-        "training": training_part(steps, precision, **training or {}),
+        "training": training_part(steps, precision, **training),
         "windows": _windows(rates, skipped_at),
         "steps": StepsPart(
             loss=losses,
@@ -165,8 +175,9 @@ def unavailable_record(backend: str = "paddle", reason: str = "no float16 kernel
 
 
 def study_of(*arms: str, finished: bool = True, **changes: Any) -> Study:
-    """A plan of arms such as ``torch-fp32``."""
-    planned = [dict(zip(("backend", "precision"), arm.rsplit("-", 1), strict=True)) for arm in arms]
+    """A plan of arms such as ``torch-fp32`` or ``torch-fp32-seed1``."""
+    names = ("backend", "precision", "label")
+    planned = [dict(zip(names, arm.split("-"), strict=False)) for arm in arms]
     values: dict[str, Any] = {
         "created": "2026-01-02T03:04:05Z",
         "harness_version": "0.1.0",
@@ -180,18 +191,75 @@ def study_of(*arms: str, finished: bool = True, **changes: Any) -> Study:
     return Study(**values | changes)
 
 
+def accuracy_part(val_loss: float, val_top1: float) -> AccuracyPart:
+    """Validation with the same accuracy in both classes."""
+    per_class = dict.fromkeys(data_part().classes, val_top1)
+    return AccuracyPart(val_top1=val_top1, val_top2=1.0, val_loss=val_loss, per_class=per_class)
+
+
+def evidence_part(
+    layers: Mapping[str, tuple[str, str, str | None]], **changes: Any
+) -> dict[str, Any]:
+    """What an adapter saw: layer → dtypes of operands, output and backward operands."""
+    values: dict[str, Any] = {
+        "source": "operations of one step",
+        "effective": "float16",
+        "layers": {
+            name: {"operation": f"op_{name}", "compute": a, "output": b, "backward": c}
+            for name, (a, b, c) in layers.items()
+        },
+        "master_weight_dtype": "float32",
+        "gradient_dtype": "float32",
+        "optimizer": "Adam",
+        "optimizer_implementation": "fused",
+        "scaler_enabled": True,
+    }
+    return values | changes
+
+
+def precision_part(precision: str = "amp", **changes: Any) -> PrecisionPart:
+    """A precision that ran as it was asked for."""
+    dtype = "float16" if precision == "amp" else "float32"
+    values: dict[str, Any] = {
+        "requested": precision,
+        "dtype": dtype,
+        "effective": dtype,
+        "tf32": False,
+    }
+    return PrecisionPart(**values | changes)
+
+
+def gradient_sizes(counts: dict[int, int], **changes: Any) -> GradientSizes:
+    """Exponent → how many gradients; all below 2**-25 are lost, the others below 2**-14 blurred.
+
+    A count at exponent -25 stands for values strictly between 2**-25 and 2**-24.
+    """
+    values: dict[str, Any] = {
+        "first_exponent": -60,
+        "counts": [counts.get(exponent, 0) for exponent in range(-60, 21)],
+        "zeros": 0,
+        "not_finite": 0,
+        "below_float16": sum(n for exponent, n in counts.items() if exponent < -25),
+        "subnormal_float16": sum(n for exponent, n in counts.items() if -25 <= exponent < -14),
+    }
+    return GradientSizes(**values | changes)
+
+
+def histogram_part(
+    activations: GradientSizes, weights: GradientSizes, loss_scale: float | None = None
+) -> GradientHistogramPart:
+    """Gradients counted after 10 steps."""
+    return GradientHistogramPart(
+        step=10, loss_scale=loss_scale, activations=activations, weights=weights
+    )
+
+
 def write_study(folder: Path, study: Study, *records: Record) -> Path:
     """Write a study folder as a comparison leaves it; return the folder."""
     write_json(folder / "study.json", study)
     for record in records:
         write_json(folder / "records" / f"{record.arm}.json", record)
     return folder
-
-
-def _precision(amp: bool) -> PrecisionPart:
-    dtype = "float16" if amp else "float32"
-    requested = "amp" if amp else "fp32"
-    return PrecisionPart(requested=requested, dtype=dtype, effective=dtype, tf32=False)
 
 
 def _windows(rates: Sequence[float], skipped_at: Sequence[int]) -> list[Window]:

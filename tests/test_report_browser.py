@@ -6,11 +6,23 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from report_records import ok_record, study_of, unavailable_record, write_study
+from report_records import (
+    evidence_part,
+    gradient_sizes,
+    histogram_part,
+    ok_record,
+    precision_part,
+    study_of,
+    unavailable_record,
+    write_study,
+)
 
 from reports import write_report
 
 pytestmark = pytest.mark.browser
+
+DTYPES = ("float16", "float32", "float16")
+SIZES = gradient_sizes({-30: 10, -20: 30, -10: 60})
 
 # Told from inside a frame, because a headless window is never narrower than 500 px.
 MEASURE = """<script>
@@ -34,8 +46,16 @@ def test_the_page_never_scrolls_sideways_and_draws_its_charts(tmp_path: Path, wi
     long_reason = "no kernels " * 20 + "x" * 300
     records = [
         ok_record("torch", data={"classes": ["c" * 200, "红烧肉"]}, command="python " + "y" * 500),
-        ok_record("torch", "amp", skipped_at=[2]),
-        ok_record("paddle"),
+        ok_record(
+            "torch",
+            "amp",
+            skipped_at=[2],
+            precision_in_force=precision_part(evidence=evidence_part({"l" * 90: DTYPES})),
+            gradient_histogram=histogram_part(SIZES, SIZES, 65536),
+        ),
+        ok_record("paddle", training={"layout": "n" * 80}),
+        ok_record("torch", seed=1),
+        ok_record("torch", "amp", seed=1),
         unavailable_record("paddle", long_reason),
     ]
     page = write_report(write_study(tmp_path, study_of(*arms), *records)).html

@@ -53,16 +53,6 @@ def test_losses_near_the_largest_float_are_drawn():
     assert "<svg" in drawn([1.7e308] * 1000)
 
 
-def test_a_loss_scale_that_halves_and_doubles_is_a_staircase_with_crosses():
-    svg = charts.loss_scale_chart([4.0, 2.0, 2.0, 4.0], [False, True, False, False], "var(--amp)")
-
-    # One cross; the axis' figures are the other texts.
-    assert svg.count(">×<") == 1
-    (line,) = re.findall(r'<path [^>]*d="([^"]*)"[^>]*stroke="var\(--amp\)"', svg)
-    heights = {point.split(",")[1] for point in re.split("[ML]", line)[1:]}
-    assert len(heights) == 2
-
-
 def test_text_in_a_chart_is_escaped_and_left_to_the_pages_fonts():
     svg = charts.loss_chart(
         {"<b>红</b>": [1.0, 2.0]}, {"<b>红</b>": "red"}, x_domain=(1, 2), y_domain=(0, 2)

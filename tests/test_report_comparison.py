@@ -4,7 +4,7 @@ import io
 from typing import Any
 
 import pytest
-from report_records import ok_record, study_of, unavailable_record
+from report_records import environment_part, ok_record, study_of, unavailable_record
 from rich.console import Console
 
 from harness.records import DevicePart, MemoryPart, PrecisionPart, Record
@@ -90,6 +90,12 @@ def test_a_diverged_arm_is_not_compared_although_it_has_windows():
         ({"training": {"threads": 1}}, "threads: 2 | 1"),
         ({"training": {"optimizer_implementation": "fused"}}, "foreach | fused"),
         ({"data": {"batch_sha256": "cc" * 32}}, "first batches"),
+        ({"data": {"order_sha256": "cc" * 32}}, "order of images"),
+        ({"training": {"seed": 3}}, "seed: 0 | 3"),
+        (
+            {"environment": environment_part(packages={"numpy": "1.0"})},
+            "package numpy: 2.4.6 | 1.0",
+        ),
         ({"framework_version": "9.9"}, "framework version: 1.2.3 | 9.9"),
         ({"device": DevicePart(type="cpu", name="Other")}, "device name: Example CPU | Other"),
     ],
@@ -107,15 +113,51 @@ def test_arms_that_differ_in_more_than_precision_give_no_ratio(changes: dict[str
 def test_an_amp_arm_that_ran_in_float32_gives_no_ratio():
     pretended = PrecisionPart(requested="amp", dtype="float16", effective="float32", tf32=False)
 
-    row = row_of(ok_record(), ok_record(precision="amp", precision_part=pretended))
+    row = row_of(ok_record(), ok_record(precision="amp", precision_in_force=pretended))
 
     assert row.speedup.reason == "AMP asked for float16, and float32 is what ran"
+
+
+def test_an_amp_arm_that_nothing_shows_to_have_run_gives_no_ratio():
+    unknown = PrecisionPart(requested="amp", dtype="float16", effective=None, tf32=False)
+
+    row = row_of(ok_record(), ok_record(precision="amp", precision_in_force=unknown))
+
+    assert row.speedup.reason == "nothing shows that AMP ran in float16"
+
+
+def test_a_float32_arm_that_ran_in_float16_gives_no_ratio():
+    pretended = PrecisionPart(requested="fp32", dtype="float32", effective="float16", tf32=False)
+
+    row = row_of(ok_record(precision_in_force=pretended), ok_record(precision="amp"))
+
+    assert row.speedup.reason == "fp32 asked for float32, and float16 is what ran"
 
 
 def test_the_loss_scale_policy_is_a_part_of_amp():
     row = row_of(ok_record(), ok_record(precision="amp"))
 
-    assert [(d.setting, d.role) for d in row.differences] == [("loss scale policy", "part of AMP")]
+    assert [(d.setting, d.role) for d in row.differences] == [
+        ("precision", "under test"),
+        ("dtype asked", "under test"),
+        ("dtype that ran", "under test"),
+        ("loss scale policy", "under test"),
+    ]
+
+
+def test_records_of_further_seeds_never_overwrite_the_row():
+    records = [
+        ok_record(rates=[40, 40, 40]),
+        ok_record(precision="amp", rates=[60, 60, 60]),
+        ok_record(rates=[1, 1, 1], seed=1),
+        ok_record(precision="amp", rates=[1, 1, 1], seed=1),
+    ]
+    for study in (study_of(*(record.arm for record in records)), None):
+        for order in (records, records[::-1]):
+            (row,) = comparison_table(study, order)
+
+            assert (row.fp32.arm, row.amp.arm) == ("torch-fp32", "torch-amp")
+            assert (row.fp32.images_per_s, row.amp.images_per_s) == (40, 60)
 
 
 def test_peak_memory_is_the_allocators_where_known_and_says_so():
