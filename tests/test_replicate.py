@@ -342,8 +342,8 @@ def test_the_headline_names_what_hid_what():
         ]
     )
     assert headline(told) == (
-        "On this machine AMP's effect on speed was hidden by decode every epoch; its effect on "
-        "accuracy by one image for ever; overflowing gradients went unhandled with none of the "
+        "On this machine AMP's effect on speed was hidden by “Decode every epoch”; its effect on "
+        "accuracy by “One image for ever”; overflowing gradients went unhandled with none of the "
         "defects tried."
     )
 
