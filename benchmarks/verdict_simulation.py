@@ -155,7 +155,7 @@ METHODS: dict[str, Method] = {
     "variance components": variance_components,
     "half-normal 2 %": half_normal(0.02),
     "half-normal 4 %": half_normal(0.04),
-    "half-normal 6 %": half_normal(0.06),
+    "half-normal 5 %": half_normal(0.05),
 }
 
 

@@ -20,10 +20,10 @@ DISPLAY_CONFIDENCE: Final = 0.95
 """Of the interval that is shown."""
 DECISION_CONFIDENCE: Final = 0.995
 """Of the interval that must exclude 1 before an arm is called faster or slower."""
-PROCESS_SD_SCALE: Final = 0.04
-"""Scale of the half-normal prior of the spread between pairs: half below 2.7 %, 95 % below 7.8 %.
+PROCESS_SD_SCALE: Final = 0.05
+"""Scale of the half-normal prior of the spread between pairs: half below 3.4 %, 95 % below 9.8 %.
 
-Processes of one configuration were seen to differ by 0.5 to 3 %, thus their ratios by 0.7 to 4.2 %.
+Meant for processes whose bias is 0.5 to 3 %, so that the ratios of pairs differ by 0.7 to 4.2 %.
 """
 MIN_WINDOWS: Final = 3
 """Matched windows without which a pair says nothing about how windows vary."""

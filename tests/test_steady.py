@@ -63,6 +63,18 @@ def test_a_steady_drift_is_not_steady(sd):
     assert found.reason.startswith("Drift")
 
 
+def test_a_drift_is_seen_through_noise():
+    # 10 % between the thirds of the last half, and 2 % + 2 standard errors are 5.2 %.
+    drift = np.linspace(1, 1.3, 30)
+    firsts = [steady_state(noisy(drift, 0.02, seed)).first for seed in range(100)]
+    assert firsts.count(None) >= 80
+
+
+def test_a_few_last_values_do_not_make_up_for_a_series_that_moved():
+    # Of 20 values only the last 8 keep a level.
+    assert steady_state([*np.linspace(2, 1.1, 12), *[1.0] * 8]).first is None
+
+
 def test_a_drift_within_the_tolerance_is_steady():
     # The medians of the thirds lie two thirds of 2.7 % apart: 1.8 %.
     assert steady_state(list(np.linspace(1, 1.027, 31))).first == 0

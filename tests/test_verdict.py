@@ -96,7 +96,7 @@ def test_one_pair_rests_on_the_assumed_spread_of_processes():
     values = [0.01, 0.06, 0.03, 0.05, 0.10]  # keeps three of five
     speedup = estimate_speedup([pair(values)])
     rng = np.random.default_rng(1)
-    spread = np.abs(rng.normal(0, 0.04, 1_000_000))
+    spread = np.abs(rng.normal(0, 0.05, 1_000_000))
     error = speedup.window_sd / math.sqrt(3) * rng.standard_t(2, 1_000_000)
     drawn = stats.trim_mean(values, 0.2) + spread * rng.normal(size=1_000_000) + error
     for interval in (speedup.shown, speedup.decisive):
@@ -112,7 +112,7 @@ def test_three_pairs_agree_with_the_posterior_by_importance_sampling():
     made = np.array([0.02, 0.05, 0.11])
     speedup = estimate_speedup(flat_pairs(*np.exp(made)))
     rng = np.random.default_rng(2)
-    spread = np.abs(rng.normal(0, 0.04, 1_000_000))
+    spread = np.abs(rng.normal(0, 0.05, 1_000_000))
     squares = ((made - made.mean()) ** 2).sum()
     weight = spread**-2.0 * np.exp(-squares / (2 * spread**2))
     drawn = rng.choice(spread, 1_000_000, p=weight / weight.sum())
@@ -175,6 +175,15 @@ def test_amp_pays_where_the_deciding_interval_lies_above_one():
     assert verdict.warnings == ()
 
 
+def test_the_wider_interval_decides():
+    """Three pairs that put the 95 % interval above 1 and leave 1 in the 99.5 % interval."""
+    verdict = judge(flat_pairs(1.05, 1.08, 1.11))
+    assert verdict.speedup is not None
+    assert verdict.speedup.decisive.low < 1 < verdict.speedup.shown.low
+    assert verdict.speedup.decisive.confidence == 0.995
+    assert verdict.outcome == "too noisy"
+
+
 def test_amp_is_slower_where_it_lies_below_one():
     verdict = judge(flat_pairs(0.07, 0.071, 0.07))
     assert verdict.outcome == "slower"
@@ -211,7 +220,9 @@ def test_more_pairs_as_foreseen_do_settle_it():
     one = flat_pairs(0.96, 1.00, 1.05)
     further = judge(one).further_pairs
     assert further is not None
-    assert judge(one * (1 + math.ceil(further / 3))).outcome != "too noisy"
+    repeats = (3 + further) / 3
+    assert judge(one * math.ceil(repeats * 1.3)).outcome == "no difference"
+    assert judge(one * math.floor(repeats * 0.7)).outcome == "too noisy"
 
 
 def test_the_time_is_unknown_where_the_pairs_do_not_tell_theirs():
@@ -233,9 +244,9 @@ def test_fewer_than_three_pairs_say_what_is_assumed_of_processes(pairs):
     assert verdict.outcome == "pays"
     assert verdict.assumption is not None
     assert "cannot show how processes differ" in verdict.assumption
-    # Quartile and 97.5 % point of a normal distribution with standard deviation 4 %.
-    assert f"{4 * stats.norm.ppf(0.75):.1f} %" in verdict.assumption
-    assert f"{4 * stats.norm.ppf(0.975):.1f} %" in verdict.assumption
+    # Quartile and 97.5 % point of a normal distribution with standard deviation 5 %.
+    assert f"{5 * stats.norm.ppf(0.75):.1f} %" in verdict.assumption
+    assert f"{5 * stats.norm.ppf(0.975):.1f} %" in verdict.assumption
 
 
 def test_one_pair_cannot_show_that_there_is_no_difference():
