@@ -99,7 +99,8 @@ def replicate(
 ) -> list[VariantResult]:
     """Run every variant twice; each record is saved as soon as its arm is finished.
 
-    A failed arm is a result: some defects stop the training.
+    A failed arm is a result: some defects stop the training. Where neither arm of a variant can
+    run on this machine, no further one is tried.
 
     Raises:
         datasets.DataError: the data cannot be used.
@@ -166,6 +167,8 @@ def replicate(
                 val_images=len(honest.val),
             )
         )
+        if all(record.status == "unavailable" for record in records):
+            break  # the machine cannot run this backend at all, whatever the variant
     return results
 
 

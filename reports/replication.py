@@ -81,6 +81,7 @@ def build_replication(results: Sequence[VariantResult]) -> Page:
 def headline(taught: Sequence[Lesson]) -> str:
     """Which defects hid what here, in one sentence each."""
     defective = taught[1:]
+    honest = taught[0].speedup
     said = []
     for what, text in (
         ("speed", "AMP's effect on speed was hidden by"),
@@ -89,6 +90,11 @@ def headline(taught: Sequence[Lesson]) -> str:
     ):
         names = [f"“{lesson.title}”" for lesson in defective if what in lesson.hid]
         said.append(f"{text} {_listed(names) if names else 'none of the defects tried'}")
+    if honest.ratio is None:
+        said[0] = (
+            "what hid AMP's effect on speed cannot be told, since the corrected run has no ratio "
+            f"({honest.reason})"
+        )
     stopped = [f"“{lesson.title}”" for lesson in defective if lesson.stopped]
     if stopped:
         said.append(f"training stopped with {_listed(stopped)}")

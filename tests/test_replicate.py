@@ -326,6 +326,9 @@ def test_amp_that_cannot_run_here_is_no_failure():
     (told,) = lessons([dataclasses.replace(pair, amp=pair.amp.model_copy(update=reason))])
     assert told.seen == "Nothing about AMP: AMP is unavailable (no kernels)."
     assert not told.stopped
+    assert "cannot be told, since the corrected run has no ratio (AMP unavailable)" in headline(
+        [told]
+    )
 
 
 def test_the_yardstick_must_be_the_corrected_run():
