@@ -175,10 +175,10 @@ def glossary_section() -> Section:
          "host. The two are not comparable with each other."),
         ("loss scale", "Factor on the loss that keeps small float16 gradients from becoming 0, "
          "after the last step. A step whose gradients overflow is skipped: the weights stay."),
-        ("gap", "A difference of two finished arms of the same seed that took equal numbers of steps. "
-         "Its interval is Student's t over the seeds' differences, with one degree of freedom less "
-         "than there are seeds. Between seeds it is the range that holds 95 % of the differences of "
-         "two further runs: t times the runs' standard deviation times √2."),
+        ("gap", "A difference of two finished arms of the same seed that took equal numbers of "
+         "steps. Its interval is Student's t over the seeds' differences, with one degree of "
+         "freedom less than there are seeds. Between seeds it is the range that holds 95 % of the "
+         "differences of two further runs: t times the runs' standard deviation times √2."),
         ("confounds", "A difference between two arms that is neither the factor under test nor "
          "forced by the framework. Where there is one, no ratio is given."),
         ("threads in use", "CPU seconds of the process over wall seconds of the timed windows."),

@@ -193,7 +193,7 @@ def study_of(*arms: str, finished: bool = True, **changes: Any) -> Study:
 
 def accuracy_part(val_loss: float, val_top1: float) -> AccuracyPart:
     """Validation with the same accuracy in both classes."""
-    per_class = dict.fromkeys(data_part().classes, val_top1)
+    per_class: dict[str, float | None] = dict.fromkeys(data_part().classes, val_top1)
     return AccuracyPart(val_top1=val_top1, val_top2=1.0, val_loss=val_loss, per_class=per_class)
 
 
