@@ -6,38 +6,29 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
-import harness
 from harness.arm import Prepared, WindowResult
 from harness.config import RunConfig
 from harness.divergence import DivergenceWatch
 from harness.inputs import PreparedInput
 from harness.records import (
     AccuracyPart,
-    DevicePart,
     EnvironmentPart,
     EpochPart,
     GradientHistogramPart,
     MemoryPart,
-    PrecisionPart,
     Record,
     Status,
-    StepsPart,
-    ThroughputPart,
-    TrainingPart,
-    Window,
 )
+from harness.results import MIN_TIMED_WINDOWS, ArmResults
 from harness.worker_process import WorkerFailed, WorkerProcess
 
 WINDOW_TARGET_S = 2.0
 """Length of a timed window: long enough that two synchronisations vanish in it."""
-MIN_TIMED_WINDOWS = 6
-"""Windows are cut shorter rather than be fewer, since the spread between them is what is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,32 +67,21 @@ class ArmRun:
     ) -> None:
         self._run = run
         self._data = data
-        self._command = command
         self._on_event = on_event
         self._arm_position = arm_position
-        self._created = datetime.now(UTC).isoformat(timespec="seconds")
         self._resources = contextlib.ExitStack()
         self._worker_process: WorkerProcess | None = None
-        self._failure: WorkerFailed | None = None
-        self._prepared: Prepared | None = None
-        self._environment: EnvironmentPart | None = None
-        self._evidence: dict[str, Any] | None = None
-        self._windows: list[Window] = []
-        self._steps = StepsPart()
-        self._epochs: list[EpochPart] = []
-        self._epoch_start = 0
-        self._histogram: GradientHistogramPart | None = None
-        self._accuracy: AccuracyPart | None = None
-        self._memory: MemoryPart | None = None
-        self._hashes: dict[str, str] = {}
+        self._results = ArmResults(run, data.data, command=command)
         self._divergence = DivergenceWatch()
 
     @property
     def done(self) -> bool:
         """Whether every step was taken or the arm has failed."""
-        if self._failure is not None:
+        if self._results.failure is not None:
             return True
-        return self._prepared is not None and self._step == self._prepared.total_steps
+        return (
+            self._results.prepared is not None and self._step == self._results.prepared.total_steps
+        )
 
     def start(self, *, python: str, log: Path) -> None:
         """Start the worker, prepare it and take the warm-up steps."""
@@ -115,8 +95,8 @@ class ArmRun:
                 run=self._run.model_dump(mode="json"),
                 spec=self._data.spec.model_dump(mode="json"),
             )
-            self._prepared = Prepared.model_validate(answer["prepared"])
-            self._environment = EnvironmentPart.model_validate(answer["environment"])
+            self._results.prepared = Prepared.model_validate(answer["prepared"])
+            self._results.environment = EnvironmentPart.model_validate(answer["environment"])
             # The first step alone: it compiles and allocates, the others show the pace.
             self._window(1, warmup=True)
             while self._step < self._run.warmup_steps and not self.done:
@@ -130,14 +110,16 @@ class ArmRun:
 
     def finish(self) -> Record:
         """Close the worker and write up what is known."""
-        if self._failure is None:
+        if self._results.failure is None:
             with self._catching():
                 self._look_at_evidence()
                 answer = self._worker.ask("finish")
-                self._memory = MemoryPart.model_validate(answer["memory"])
-                self._hashes = {name: answer[name] for name in ("batch_sha256", "order_sha256")}
+                self._results.memory = MemoryPart.model_validate(answer["memory"])
+                self._results.hashes = {
+                    name: answer[name] for name in ("batch_sha256", "order_sha256")
+                }
         self._resources.close()
-        record = self._record()
+        record = self._results.record()
         self._tell("finished", status=record.status, reason=record.reason)
         return record
 
@@ -152,15 +134,15 @@ class ArmRun:
         try:
             yield
         except WorkerFailed as failure:
-            self._failure = failure
+            self._results.failure = failure
         except (KeyError, ValidationError) as error:
             what = str(error).splitlines()[0]
-            self._failure = WorkerFailed(
+            self._results.failure = WorkerFailed(
                 "failed",
                 f"the worker's answer does not fit ({what}): is another version of amp-harness "
                 "installed in its environment?",
             )
-        if self._failure is not None:
+        if self._results.failure is not None:
             self._kill_worker()
 
     def _kill_worker(self) -> None:
@@ -174,13 +156,13 @@ class ArmRun:
 
     @property
     def _step(self) -> int:
-        return len(self._steps.loss)
+        return len(self._results.steps.loss)
 
     def _window_steps(self) -> int:
         """Steps of the next window: as many as fill the target time, within the epoch."""
-        prepared = self._prepared
+        prepared = self._results.prepared
         assert prepared is not None
-        pace = self._windows[-1]
+        pace = self._results.windows[-1]
         by_time = round(WINDOW_TARGET_S / max(pace.time_s / pace.steps, 1e-6))
         timed = prepared.total_steps - min(self._run.warmup_steps, prepared.total_steps)
         steps = max(1, min(by_time, timed // MIN_TIMED_WINDOWS))
@@ -192,7 +174,7 @@ class ArmRun:
     @property
     def _span(self) -> int:
         """Steps that one window can take: to the end of the epoch or of the run."""
-        prepared = self._prepared
+        prepared = self._results.prepared
         assert prepared is not None
         to_epoch_end = prepared.steps_per_epoch - self._step % prepared.steps_per_epoch
         ends = [to_epoch_end, prepared.total_steps - self._step]
@@ -201,17 +183,17 @@ class ArmRun:
         return min(ends)
 
     def _window(self, steps: int, *, warmup: bool) -> None:
-        prepared = self._prepared
+        prepared = self._results.prepared
         assert prepared is not None
         steps = min(steps, self._span)
         answer = self._worker.ask(
             "window", steps=steps, warmup=warmup, arm_position=self._arm_position
         )
         result = WindowResult.model_validate(answer["result"])
-        self._windows.append(result.window)
-        self._steps.loss += result.loss
-        self._steps.loss_scale += result.loss_scale
-        self._steps.skipped += result.skipped
+        self._results.windows.append(result.window)
+        self._results.steps.loss += result.loss
+        self._results.steps.loss_scale += result.loss_scale
+        self._results.steps.skipped += result.skipped
         self._check_convergence(result)
         pace_s = result.window.time_s / steps
         self._tell(
@@ -222,7 +204,7 @@ class ArmRun:
         )
         if self._step == self._run.gradient_histogram:
             answer = self._worker.ask("gradient_histogram")
-            self._histogram = GradientHistogramPart.model_validate(answer["histogram"])
+            self._results.histogram = GradientHistogramPart.model_validate(answer["histogram"])
         if self._step % prepared.steps_per_epoch == 0 or self._step == prepared.total_steps:
             self._end_epoch()
 
@@ -245,20 +227,20 @@ class ArmRun:
     def _end_epoch(self) -> None:
         self._tell("validating")
         answer = self._worker.ask("evaluate")["accuracy"]
-        self._accuracy = AccuracyPart.model_validate(answer) if answer else None
-        losses = self._steps.loss[self._epoch_start :]
-        self._epochs.append(
+        self._results.accuracy = AccuracyPart.model_validate(answer) if answer else None
+        first = self._results.epochs[-1].steps if self._results.epochs else 0
+        losses = self._results.steps.loss[first:]
+        self._results.epochs.append(
             EpochPart(
-                epoch=len(self._epochs),
+                epoch=len(self._results.epochs),
                 steps=self._step,
                 train_loss=sum(losses) / len(losses),
-                val_loss=self._accuracy.val_loss if self._accuracy else None,
-                val_top1=self._accuracy.val_top1 if self._accuracy else None,
-                val_top2=self._accuracy.val_top2 if self._accuracy else None,
+                val_loss=self._results.accuracy.val_loss if self._results.accuracy else None,
+                val_top1=self._results.accuracy.val_top1 if self._results.accuracy else None,
+                val_top2=self._results.accuracy.val_top2 if self._results.accuracy else None,
             )
         )
-        self._epoch_start = self._step
-        if self._accuracy and not math.isfinite(self._accuracy.val_loss):
+        if self._results.accuracy and not math.isfinite(self._results.accuracy.val_loss):
             raise WorkerFailed(
                 "diverged",
                 f"the logits of the validation images are not finite after step {self._step}: "
@@ -269,8 +251,8 @@ class ArmRun:
     def _look_at_evidence(self) -> None:
         """Ask what the steps run in; an AMP arm that does not run AMP is no AMP arm."""
         evidence = self._worker.ask("evidence")["evidence"]
-        self._evidence = evidence
-        wanted, seen = self._wanted_dtype(), evidence["effective"]
+        self._results.evidence = evidence
+        wanted, seen = self._results.wanted_dtype, evidence["effective"]
         if seen != wanted:
             raise WorkerFailed(
                 "unavailable",
@@ -278,105 +260,16 @@ class ArmRun:
                 f"({evidence['source']}), so there is nothing to compare",
             )
 
-    def _wanted_dtype(self) -> str:
-        by_precision = {"fp32": "float32", "float64": "float64", "amp": self._run.amp_dtype}
-        return by_precision[self._run.precision]
-
     def _tell(self, phase: Any, **details: Any) -> None:
         self._on_event(
             Event(
                 arm=self._run.arm,
                 phase=phase,
                 step=self._step,
-                total_steps=self._prepared.total_steps if self._prepared else None,
+                total_steps=self._results.prepared.total_steps if self._results.prepared else None,
                 **details,
             )
         )
-
-    def _record(self) -> Record:
-        run, prepared = self._run, self._prepared
-        in_force = prepared.in_force if prepared else None
-        data = self._data.data.model_copy(update=self._hashes)
-        return Record(
-            arm=run.arm,
-            status=self._failure.status if self._failure else "ok",
-            reason=self._failure.reason if self._failure else None,
-            warnings=self._warnings(),
-            command=self._command,
-            created=self._created,
-            harness_version=harness.__version__,
-            backend=run.backend,
-            framework_version=in_force.framework_version if in_force else None,
-            precision=PrecisionPart(
-                requested=run.precision,
-                dtype=self._wanted_dtype(),
-                effective=self._evidence["effective"] if self._evidence else None,
-                tf32=in_force.tf32 if in_force else None,
-                evidence=self._evidence,
-            ),
-            device=DevicePart(
-                type=in_force.device_type, name=in_force.device_name, uuid=in_force.device_uuid
-            )
-            if in_force
-            else None,
-            model=prepared.model if prepared else None,
-            data=data,
-            training=self._training(prepared) if prepared else None,
-            windows=self._windows,
-            steps=self._steps,
-            gradient_histogram=self._histogram,
-            epochs=self._epochs,
-            throughput=self._throughput(prepared) if prepared else None,
-            accuracy=self._accuracy,
-            memory=self._memory,
-            environment=self._environment,
-        )
-
-    def _training(self, prepared: Prepared) -> TrainingPart:
-        run, in_force = self._run, prepared.in_force
-        same = set(TrainingPart.model_fields) & set(RunConfig.model_fields)
-        taken = {name: getattr(run, name) for name in same}
-        return TrainingPart(
-            **taken
-            | {
-                "steps": self._step,
-                "optimizer_implementation": self._evidence["optimizer_implementation"]
-                if self._evidence
-                else None,
-                "layout": in_force.layout,
-                "compile": in_force.compile,
-                "threads": in_force.threads,
-                "loss_scale_policy": in_force.loss_scale_policy,
-            }
-        )
-
-    def _throughput(self, prepared: Prepared) -> ThroughputPart:
-        timed = [window for window in self._windows if not window.warmup]
-        warmup = [window for window in self._windows if window.warmup]
-        time_s = sum(window.time_s for window in timed)
-        return ThroughputPart(
-            images_per_s=sum(window.images for window in timed) / time_s if timed else None,
-            warmup_steps=sum(window.steps for window in warmup),
-            timed_steps=sum(window.steps for window in timed),
-            data_wait_fraction=sum(w.data_wait_s for w in timed) / time_s if timed else None,
-            threads_in_use=sum(window.cpu_s for window in timed) / time_s if timed else None,
-            prepare_s=prepared.prepare_s,
-            warmup_s=sum(window.time_s for window in warmup),
-        )
-
-    def _warnings(self) -> list[str]:
-        warnings = []
-        timed = [window for window in self._windows if not window.warmup]
-        if self._failure is None and len(timed) < MIN_TIMED_WINDOWS:
-            warnings.append(
-                f"only {len(timed)} timed window(s): too few to show the spread; take more steps"
-            )
-        if skipped := sum(self._steps.skipped):
-            warnings.append(
-                f"{skipped} of {self._step} steps were skipped because gradients overflowed at "
-                "the loss scale; skipped steps count as time, not as images"
-            )
-        return warnings
 
 
 def run_arm(

@@ -1,0 +1,142 @@
+"""What came back from one arm, and the record that it becomes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import harness
+from harness.arm import Prepared
+from harness.config import RunConfig
+from harness.records import (
+    AccuracyPart,
+    DataPart,
+    DevicePart,
+    EnvironmentPart,
+    EpochPart,
+    GradientHistogramPart,
+    MemoryPart,
+    PrecisionPart,
+    Record,
+    StepsPart,
+    ThroughputPart,
+    TrainingPart,
+    Window,
+)
+from harness.worker_process import WorkerFailed
+
+MIN_TIMED_WINDOWS = 6
+"""Windows are cut shorter rather than be fewer, since the spread between them is what is told."""
+
+
+class ArmResults:
+    """Filled in while an arm runs; a failed arm leaves the later parts empty."""
+
+    def __init__(self, run: RunConfig, data: DataPart, *, command: str) -> None:
+        self._run = run
+        self._data = data
+        self._command = command
+        self._created = datetime.now(UTC).isoformat(timespec="seconds")
+        self.failure: WorkerFailed | None = None
+        self.prepared: Prepared | None = None
+        self.environment: EnvironmentPart | None = None
+        self.evidence: dict[str, Any] | None = None
+        self.windows: list[Window] = []
+        self.steps = StepsPart()
+        self.epochs: list[EpochPart] = []
+        self.histogram: GradientHistogramPart | None = None
+        self.accuracy: AccuracyPart | None = None
+        self.memory: MemoryPart | None = None
+        self.hashes: dict[str, str] = {}
+
+    @property
+    def wanted_dtype(self) -> str:
+        """Compute dtype that the run asks for."""
+        by_precision = {"fp32": "float32", "float64": "float64", "amp": self._run.amp_dtype}
+        return by_precision[self._run.precision]
+
+    def record(self) -> Record:
+        """Write up what is known."""
+        run, prepared = self._run, self.prepared
+        in_force = prepared.in_force if prepared else None
+        data = self._data.model_copy(update=self.hashes)
+        return Record(
+            arm=run.arm,
+            status=self.failure.status if self.failure else "ok",
+            reason=self.failure.reason if self.failure else None,
+            warnings=self._warnings(),
+            command=self._command,
+            created=self._created,
+            harness_version=harness.__version__,
+            backend=run.backend,
+            framework_version=in_force.framework_version if in_force else None,
+            precision=PrecisionPart(
+                requested=run.precision,
+                dtype=self.wanted_dtype,
+                effective=self.evidence["effective"] if self.evidence else None,
+                tf32=in_force.tf32 if in_force else None,
+                evidence=self.evidence,
+            ),
+            device=DevicePart(
+                type=in_force.device_type, name=in_force.device_name, uuid=in_force.device_uuid
+            )
+            if in_force
+            else None,
+            model=prepared.model if prepared else None,
+            data=data,
+            training=self._training(prepared) if prepared else None,
+            windows=self.windows,
+            steps=self.steps,
+            gradient_histogram=self.histogram,
+            epochs=self.epochs,
+            throughput=self._throughput(prepared) if prepared else None,
+            accuracy=self.accuracy,
+            memory=self.memory,
+            environment=self.environment,
+        )
+
+    def _training(self, prepared: Prepared) -> TrainingPart:
+        run, in_force = self._run, prepared.in_force
+        same = set(TrainingPart.model_fields) & set(RunConfig.model_fields)
+        taken = {name: getattr(run, name) for name in same}
+        return TrainingPart(
+            **taken
+            | {
+                "steps": len(self.steps.loss),
+                "optimizer_implementation": self.evidence["optimizer_implementation"]
+                if self.evidence
+                else None,
+                "layout": in_force.layout,
+                "compile": in_force.compile,
+                "threads": in_force.threads,
+                "loss_scale_policy": in_force.loss_scale_policy,
+            }
+        )
+
+    def _throughput(self, prepared: Prepared) -> ThroughputPart:
+        timed = [window for window in self.windows if not window.warmup]
+        warmup = [window for window in self.windows if window.warmup]
+        time_s = sum(window.time_s for window in timed)
+        return ThroughputPart(
+            images_per_s=sum(window.images for window in timed) / time_s if timed else None,
+            warmup_steps=sum(window.steps for window in warmup),
+            timed_steps=sum(window.steps for window in timed),
+            data_wait_fraction=sum(w.data_wait_s for w in timed) / time_s if timed else None,
+            threads_in_use=sum(window.cpu_s for window in timed) / time_s if timed else None,
+            prepare_s=prepared.prepare_s,
+            warmup_s=sum(window.time_s for window in warmup),
+        )
+
+    def _warnings(self) -> list[str]:
+        warnings = []
+        timed = [window for window in self.windows if not window.warmup]
+        if self.failure is None and len(timed) < MIN_TIMED_WINDOWS:
+            warnings.append(
+                f"only {len(timed)} timed window(s): too few to show the spread; take more steps"
+            )
+        if skipped := sum(self.steps.skipped):
+            warnings.append(
+                f"{skipped} of {len(self.steps.loss)} steps were skipped because gradients "
+                "overflowed at the loss scale; skipped steps count as time, not as images"
+            )
+        return warnings
