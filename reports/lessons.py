@@ -191,8 +191,8 @@ def _head(audit: Audit) -> Sentinel:
     return Sentinel(
         name="Classes",
         fired=audit.outputs != audit.classes,
-        text=f"{audit.outputs} outputs for {audit.classes} classes; labels of "
-        f"{audit.distinct_labels} classes were drawn",
+        text=f"{audit.outputs} outputs for {audit.classes} classes; different labels drawn: "
+        f"{audit.distinct_labels}",
     )
 
 
@@ -251,14 +251,15 @@ def _seen(arms: Sequence[ArmLesson], gain: Speedup, classes: int) -> str:
         "unclear": "AMP makes no difference to speed",
     }.get(gain.verdict, f"No ratio: {gain.reason}")
     losses = [arm.train_loss for arm in arms if arm.train_loss is not None]
-    text = f"{speed}{_written(gain)}; the training loss ends at {_pair(map(number, losses))}"
+    figure = "" if gain.ratio is None else f" ({_written(gain)})"
+    text = f"{speed}{figure}; the training loss ends at {_pair(map(number, losses))}"
     if losses and max(losses) < math.log(classes) / 20:
         text += ": both seem to have learned all there is"
     return f"{text}."
 
 
 def _written(gain: Speedup) -> str:
-    return "" if gain.ratio is None else f" ({ratio(gain.ratio)} {interval(gain.low, gain.high)})"
+    return f"{ratio(gain.ratio)} {interval(gain.low, gain.high)}"
 
 
 def _truth(result: VariantResult, arms: Sequence[ArmLesson], fired: set[str]) -> Iterable[str]:
@@ -325,9 +326,9 @@ def _truth_of_ratio(
         return
     moved = _moved(gain, honest)
     if moved is None:
-        yield f"The ratio's interval meets that of the corrected run{_written(honest)}."
+        yield f"The ratio's interval meets that of the corrected run, {_written(honest)}."
         return
-    corrected = f"Corrected, the ratio is{_written(honest)}"
+    corrected = f"Corrected, the ratio is {_written(honest)}"
     if moved and "Waiting for data" in fired:
         yield f"{corrected}: the wait pulled it towards 1."
     elif moved and "live_decoding" in defects and _shares_cpu(result):
