@@ -29,6 +29,12 @@ _ABOUT = (
     "so that both limits lie k powers of two lower, and so does 65504, above which it overflows."
 )
 
+_HOW_TO_READ = (
+    "Share of the nonzero ones in each power of two. Lines: the smallest number of float16, its "
+    "smallest with all 11 bits, and its largest. Shaded: lost without a loss scale. Dashed line: "
+    "where the scale of the AMP arm moves the first of them."
+)
+
 
 def loss_scale_section(results: Results) -> Section | None:
     """Loss scale and skipped steps of each arm that used a scaler."""
@@ -148,19 +154,11 @@ def gradient_section(results: Results) -> Section | None:
         for backend in backends
         for text in _words(backend, counted, scales.get(backend))
     ]
-    drawn = [
-        chart
-        for backend in backends
-        for part in ("activations", "weights")
-        if (chart := _chart(backend, part, counted, scales.get(backend))) is not None
-    ]
-    caption = (
-        "Share of the nonzero gradients in each power of two. Lines: the smallest number of "
-        "float16, its smallest with all 11 bits, and its largest. Shaded: lost without a loss "
-        "scale. Dashed line: where the scale of the AMP arm moves the first of them."
-    )
-    if drawn:
-        blocks.append(Figure(caption=caption, charts=tuple(drawn)))
+    for part in ("activations", "weights"):
+        found = (_chart(name, part, counted, scales.get(name)) for name in backends)
+        drawn = tuple(chart for chart in found if chart is not None)
+        if drawn:
+            blocks.append(Figure(caption=f"Gradients of {part}. {_HOW_TO_READ}", charts=drawn))
     rows = tuple(
         _row(record, histogram, part, scales.get(record.backend))
         for record, histogram in counted
