@@ -47,7 +47,7 @@ class Failure(BaseModel):
     how: Literal["exception", "hang", "kill", "exit", "out_of_memory", "nan", "garbage"]
     at_step: int = 0
     arm: str | None = None
-    """Precision of the arm that fails; None: every arm."""
+    """Precision or name of the arm that fails; None: every arm."""
 
 
 class Behaviour(BaseModel):
@@ -268,7 +268,7 @@ class FakeBackend:
         failure = self._behaviour.failure
         if failure is None or self._steps < failure.at_step:
             return None
-        return failure if failure.arm in (None, self._run.precision) else None
+        return failure if failure.arm in (None, self._run.precision, self._run.arm) else None
 
     def _fail_if_due(self) -> None:
         failure = self._due_failure()

@@ -65,10 +65,11 @@ class ArmRun:
         on_event: OnEvent,
         arm_position: int = 0,
     ) -> None:
+        self.arm_position = arm_position
+        """Place of the next window in the order in which the study's windows are measured."""
         self._run = run
         self._data = data
         self._on_event = on_event
-        self._arm_position = arm_position
         self._resources = contextlib.ExitStack()
         self._worker_process: WorkerProcess | None = None
         self._results = ArmResults(run, data.data, command=command)
@@ -103,10 +104,21 @@ class ArmRun:
                 self._window(self._run.warmup_steps - self._step, warmup=True)
             self._look_at_evidence()
 
-    def train_window(self) -> None:
-        """Take one timed window, and validate where it ends an epoch."""
+    def train_window(self, steps: int | None = None, *, settle: bool = False) -> None:
+        """Take one timed window, and validate where it ends an epoch.
+
+        Args:
+            steps: its length; None: :attr:`window_steps`.
+            settle: begin with a step that is not timed, because the worker was idle before.
+        """
         with self._catching():
-            self._window(self._window_steps(), warmup=False)
+            # Equal shares: a leftover window of one step would be the noisiest of all.
+            share = math.ceil(self._span / math.ceil(self._span / (steps or self.window_steps)))
+            if settle and share > 1:
+                self._window(1, warmup=True)
+                share -= 1
+            if not self.done:
+                self._window(share, warmup=False)
 
     def finish(self) -> Record:
         """Close the worker and write up what is known."""
@@ -158,18 +170,16 @@ class ArmRun:
     def _step(self) -> int:
         return len(self._results.steps.loss)
 
-    def _window_steps(self) -> int:
-        """Steps of the next window: as many as fill the target time, within the epoch."""
+    @property
+    def window_steps(self) -> int:
+        """Steps of a timed window: as many as fill the target time, yet enough windows."""
         prepared = self._results.prepared
         assert prepared is not None
         pace = self._results.windows[-1]
         by_time = round(WINDOW_TARGET_S / max(pace.time_s / pace.steps, 1e-6))
         timed = prepared.total_steps - min(self._run.warmup_steps, prepared.total_steps)
         steps = max(1, min(by_time, timed // MIN_TIMED_WINDOWS))
-        if self._run.window_steps is not None:
-            steps = min(steps, self._run.window_steps)
-        # Equal shares: a leftover window of one step would be the noisiest of all.
-        return math.ceil(self._span / math.ceil(self._span / steps))
+        return min(steps, self._run.window_steps or steps)
 
     @property
     def _span(self) -> int:
@@ -187,7 +197,7 @@ class ArmRun:
         assert prepared is not None
         steps = min(steps, self._span)
         answer = self._worker.ask(
-            "window", steps=steps, warmup=warmup, arm_position=self._arm_position
+            "window", steps=steps, warmup=warmup, arm_position=self.arm_position
         )
         result = WindowResult.model_validate(answer["result"])
         self._results.windows.append(result.window)
@@ -284,6 +294,11 @@ def run_arm(
 ) -> Record:
     """Run one arm from start to end; every failure of its worker becomes the record's status."""
     arm = ArmRun(run, data, command=command, on_event=on_event, arm_position=arm_position)
+    return drive(arm, python=python, log=log)
+
+
+def drive(arm: ArmRun, *, python: str, log: Path) -> Record:
+    """Take ``arm`` from start to end."""
     try:
         arm.start(python=python, log=log)
         while not arm.done:

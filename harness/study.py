@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 
 import harness
@@ -12,6 +13,7 @@ from datasets import Progress
 from harness.config import RunConfig
 from harness.environment import describe_environment
 from harness.inputs import PreparedInput, prepare_input
+from harness.pair import run_pair
 from harness.records import (
     Record,
     Study,
@@ -20,7 +22,7 @@ from harness.records import (
     read_study,
     write_json,
 )
-from harness.runner import OnEvent, run_arm
+from harness.runner import OnEvent
 
 
 class StudyError(Exception):
@@ -110,29 +112,41 @@ def _prepare(
 def _run_missing(
     study: Study, runs: list[RunConfig], data: PreparedInput, directory: Path, studio: Studio
 ) -> list[Record]:
-    records = []
-    for position, run in enumerate(runs):
-        path = record_path(directory, run.arm)
-        if path.exists():
-            records.append(_finished(path))
-            continue
-        record = run_arm(
-            run,
-            data,
-            python=studio.pythons[run.backend],
-            log=directory / "logs" / f"{run.arm}.log",
-            command=studio.repeat_command(run),
-            on_event=studio.on_event,
-            arm_position=position,
-        )
-        write_json(path, record)
-        records.append(record)
-        _refuse_other_data(records)
+    records: dict[str, Record] = {}
+
+    def keep(record: Record) -> None:
+        write_json(record_path(directory, record.arm), record)
+        records[record.arm] = record
+        _refuse_other_data(records.values())
+
+    position = 0
+    for _, group in groupby(runs, key=lambda run: (run.backend, run.label)):
+        missing = []
+        for run in group:
+            path = record_path(directory, run.arm)
+            if path.exists():
+                records[run.arm] = _finished(path)
+            else:
+                missing.append(run)
+        if missing:
+            run_pair(
+                missing,
+                data,
+                python=studio.pythons[missing[0].backend],
+                log=lambda run: directory / "logs" / f"{run.arm}.log",
+                command=studio.repeat_command,
+                on_event=studio.on_event,
+                on_record=keep,
+                arm_position=position,
+            )
+            position = 1 + max(
+                (w.arm_position for record in records.values() for w in record.windows), default=0
+            )
     write_json(directory / "study.json", study.model_copy(update={"finished": True}))
-    return records
+    return [records[run.arm] for run in runs]
 
 
-def _refuse_other_data(records: list[Record]) -> None:
+def _refuse_other_data(records: Iterable[Record]) -> None:
     """Stop a study whose arms were given different batches: nothing in it can be compared."""
     given: dict[int, Record] = {}
     for record in records:

@@ -350,8 +350,9 @@ def wait_for(process: subprocess.Popen[str], path: Path) -> list[psutil.Process]
 
 
 def test_ctrl_c_exits_130_keeps_finished_records_and_tells_how_to_go_on(tmp_path: Path):
-    process = start(*COMPARE, "--out", tmp_path, step_time_s={"amp": 100})
-    finished = tmp_path / "records" / "fake-fp32.json"
+    hang = {"how": "hang", "arm": "fake-amp-seed1"}
+    process = start(*COMPARE, "--seeds", "2", "--out", tmp_path, failure=hang)
+    finished = tmp_path / "records" / "fake-amp.json"
     workers = wait_for(process, finished)
     before = finished.read_bytes()
 
@@ -362,13 +363,14 @@ def test_ctrl_c_exits_130_keeps_finished_records_and_tells_how_to_go_on(tmp_path
     assert f"python -m harness compare --resume {tmp_path}" in told.splitlines()[-1]
     assert "Traceback" not in told
     assert not psutil.wait_procs(workers, timeout=30)[1]
-    assert [path.name for path in (tmp_path / "records").iterdir()] == ["fake-fp32.json"]
+    kept = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert kept == ["fake-amp.json", "fake-fp32.json"]
     assert not [*tmp_path.rglob("*.part")]
 
     # The command that was told goes on from there.
     done = harness("compare", "--resume", tmp_path, "--json")
     assert done.exit_code == 0, done.output
-    assert [record["status"] for record in json.loads(done.stdout)["records"]] == ["ok", "ok"]
+    assert [record["status"] for record in json.loads(done.stdout)["records"]] == ["ok"] * 4
     assert finished.read_bytes() == before
 
 

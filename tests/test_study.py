@@ -69,11 +69,12 @@ def dead_arms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     kept = {arm: _record(arm) for arm in ("fake-fp32", "fake-amp", "fake-float64")}
 
-    def run_arm(run: RunConfig, *_: Any, **__: Any) -> Record:
-        asked.append(run.arm)
-        return kept[run.arm]
+    def run_pair(planned: list[RunConfig], *_: Any, on_record: Any, **__: Any) -> None:
+        for run in planned:
+            asked.append(run.arm)
+            on_record(kept[run.arm])
 
-    monkeypatch.setattr(study_module, "run_arm", run_arm)
+    monkeypatch.setattr(study_module, "run_pair", run_pair)
     return asked
 
 
@@ -116,9 +117,7 @@ def test_a_killed_worker_becomes_a_failed_record_and_the_other_arms_complete(
     assert not [*tmp_path.rglob("*.part")]
 
 
-def test_arms_on_photos_see_the_same_batches_and_are_told_where_they_stood(
-    tmp_path: Path, photos: Path
-):
+def test_arms_on_photos_see_the_same_batches(tmp_path: Path, photos: Path):
     planned = runs("fp32", "amp", input="cached", data=str(photos), image_size=20)
 
     first, second = start(tmp_path / "study", planned)
@@ -129,8 +128,6 @@ def test_arms_on_photos_see_the_same_batches_and_are_told_where_they_stood(
     assert first.data.batch_sha256 == second.data.batch_sha256
     assert first.data.manifest_sha256 == second.data.manifest_sha256
     assert (first.data.train_images, first.data.val_images) == (16, 4)
-    assert {window.arm_position for window in first.windows} == {0}
-    assert {window.arm_position for window in second.windows} == {1}
     assert first.command == "repeat fake-fp32"
     assert first.accuracy is not None
     assert first.accuracy.per_class.keys() == {"blue", "red"}
@@ -139,7 +136,39 @@ def test_arms_on_photos_see_the_same_batches_and_are_told_where_they_stood(
 # --- saving
 
 
-def test_each_record_is_on_disk_before_the_next_arm_starts(tmp_path: Path):
+def test_the_arms_of_a_backend_are_measured_in_turn(tmp_path: Path):
+    first, second = start(tmp_path, runs("fp32", "amp", steps=40))
+
+    turns = {
+        window.arm_position: record.arm
+        for record in (first, second)
+        for window in record.windows
+        if not window.warmup
+    }
+    # A B B A A B B A ...: each window has a partner right beside it.
+    assert len(turns) >= 12
+    assert sorted(turns) == list(range(len(turns)))
+    expected = ["fake-fp32", "fake-amp", "fake-amp", "fake-fp32"] * len(turns)
+    assert [turns[turn] for turn in sorted(turns)] == expected[: len(turns)]
+
+
+def test_a_window_of_a_worker_that_was_idle_begins_with_a_step_that_is_not_timed(tmp_path: Path):
+    (record, _) = start(tmp_path, runs("fp32", "amp", steps=40))
+
+    kinds = [window.warmup for window in record.windows]
+    timed = [place for place, warmup in enumerate(kinds) if not warmup]
+    assert len(timed) >= 6
+    for place in timed:
+        before = record.windows[place - 1]
+        assert (before.warmup, before.steps) == (True, 1)
+
+
+def two_seeds() -> list[RunConfig]:
+    planned = runs("fp32", "amp")
+    return planned + [run.model_copy(update={"seed": 1, "label": "seed1"}) for run in planned]
+
+
+def test_records_are_on_disk_before_the_next_pair_starts(tmp_path: Path):
     finished: list[list[str]] = []
 
     def on_event(event: Event) -> None:
@@ -148,9 +177,45 @@ def test_each_record_is_on_disk_before_the_next_arm_starts(tmp_path: Path):
             names = [path.name for path in folder.iterdir()] if folder.exists() else []
             finished.append(sorted(names))
 
-    start(tmp_path, runs("fp32", "amp"), on_event=on_event)
+    start(tmp_path, two_seeds(), on_event=on_event)
 
-    assert finished == [[], ["fake-fp32.json"]]
+    assert finished == [[], [], *[["fake-amp.json", "fake-fp32.json"]] * 2]
+
+
+def test_a_failed_arm_is_on_disk_while_the_other_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    failure = '{"failure": {"how": "exception", "at_step": 2, "arm": "fp32"}}'
+    monkeypatch.setenv("AMP_HARNESS_FAKE", failure)
+    seen: list[list[str]] = []
+
+    def on_event(event: Event) -> None:
+        if event.arm == "fake-amp" and event.phase == "training":
+            seen.append([path.name for path in (tmp_path / "records").glob("*.json")])
+
+    failed, other = start(tmp_path, runs("fp32", "amp", steps=30), on_event=on_event)
+
+    assert (failed.status, other.status) == ("failed", "ok")
+    assert seen[-1] == ["fake-fp32.json"]
+
+
+def test_an_arm_that_ran_out_of_memory_beside_the_other_is_measured_anew_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    failure = '{"failure": {"how": "out_of_memory", "at_step": 3, "arm": "amp"}}'
+    monkeypatch.setenv("AMP_HARNESS_FAKE", failure)
+    starts: list[str] = []
+
+    def on_event(event: Event) -> None:
+        if event.phase == "starting":
+            starts.append(event.arm)
+            if starts.count("fake-amp") == 2:
+                monkeypatch.setenv("AMP_HARNESS_FAKE", "{}")
+
+    records = start(tmp_path, runs("fp32", "amp"), on_event=on_event)
+
+    assert [record.status for record in records] == ["ok", "ok"]
+    assert starts == ["fake-fp32", "fake-amp", "fake-amp"]
 
 
 def test_the_plan_is_on_disk_before_the_first_arm_starts(tmp_path: Path):
@@ -168,13 +233,14 @@ def test_the_plan_is_on_disk_before_the_first_arm_starts(tmp_path: Path):
 
 def test_an_interrupt_keeps_what_is_finished(tmp_path: Path):
     def on_event(event: Event) -> None:
-        if event.arm == "fake-amp" and event.phase == "training":
+        if event.arm == "fake-amp-seed1" and event.phase == "training":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        start(tmp_path, on_event=on_event)
+        start(tmp_path, two_seeds(), on_event=on_event)
 
-    assert [path.name for path in (tmp_path / "records").iterdir()] == ["fake-fp32.json"]
+    kept = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert kept == ["fake-amp.json", "fake-fp32.json"]
     assert not read_study(tmp_path / "study.json").finished
     assert not [*tmp_path.rglob("*.part")]
 
@@ -241,7 +307,6 @@ def test_a_resumed_arm_is_the_arm_that_was_planned(tmp_path: Path):
     assert after.training == before.training
     assert after.steps == before.steps
     assert after.data == before.data
-    assert {window.arm_position for window in after.windows} == {1}
 
 
 def test_a_folder_without_a_study_cannot_be_resumed(tmp_path: Path):
