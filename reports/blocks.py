@@ -88,12 +88,12 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Card:
     """What was measured in one backend, in a sentence."""
 
     backend: str
     kind: str
-    """faster, slower, unclear, or no ratio."""
+    """A verdict's word."""
     ratio: str
     interval: str
     """Empty where there is none."""
@@ -109,9 +109,9 @@ class Page:
     subtitle: str
     """Machine, data and date."""
     headline: str
-    verdicts: tuple[Verdict, ...]
+    cards: tuple[Card, ...]
     caveat: str
-    """What the verdicts do not cover."""
+    """What stands in for what the study was too small to measure."""
     warnings: tuple[str, ...]
     rows: tuple[ComparisonRow, ...]
     sections: tuple[Section, ...]

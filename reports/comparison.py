@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from harness.records import Record, Study
+from harness.verdict import Verdict
 from reports.cells import Cell, study_cells
-from reports.fairness import Difference, confounds, differences
+from reports.fairness import Difference, differences
 from reports.formats import precision as precision_name
-from reports.speedup import Speedup, speedup, window_rates
+from reports.judged import Judged, gap_of, judge_arms
+from reports.speedup import window_rates
 
 NOT_PLANNED = "not planned"
 
@@ -54,7 +56,8 @@ class ComparisonRow:
     framework_version: str | None
     fp32: ArmFigures
     amp: ArmFigures
-    speedup: Speedup
+    judged: Judged
+    """The verdict, from the process pairs of all seeds."""
     loss_step: int | None
     """Step whose losses are shown: the last that both arms took."""
     differences: tuple[Difference, ...]
@@ -65,6 +68,11 @@ class ComparisonRow:
     """What the runner warned of, by arm."""
     notes: tuple[str, ...]
     """What else a reader must know to read this row right."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether AMP pays."""
+        return self.judged.verdict
 
     @property
     def arms(self) -> tuple[ArmFigures, ...]:
@@ -87,41 +95,45 @@ def comparison_table(
     return comparison_rows(study_cells(study, records, unreadable))
 
 
-def comparison_rows(cells: Iterable[Cell], label: str = "") -> list[ComparisonRow]:
-    """As :func:`comparison_table`, from the cells of one label: by default not of further seeds."""
-    by_backend: dict[str, dict[str, Cell]] = {}
+def comparison_rows(cells: Iterable[Cell]) -> list[ComparisonRow]:
+    """As :func:`comparison_table`, from cells. Further seeds count in the verdict alone."""
+    by_backend: dict[str, dict[str, dict[str, Cell]]] = {}
     for cell in cells:
-        if cell.precision in ("fp32", "amp") and cell.label == label:
-            by_backend.setdefault(cell.backend, {}).setdefault(cell.precision, cell)
-    return [_row(backend, arms) for backend, arms in by_backend.items()]
+        if cell.precision in ("fp32", "amp"):
+            labels = by_backend.setdefault(cell.backend, {})
+            labels.setdefault(cell.label, {}).setdefault(cell.precision, cell)
+    return [
+        _row(backend, labels.pop(""), labels)
+        for backend, labels in by_backend.items()
+        if "" in labels
+    ]
 
 
-def _row(backend: str, arms: Mapping[str, Cell]) -> ComparisonRow:
+def _row(
+    backend: str, arms: Mapping[str, Cell], further: Mapping[str, Mapping[str, Cell]]
+) -> ComparisonRow:
     records = {name: cell.record for name, cell in arms.items() if cell.record is not None}
     lengths = [len(record.steps.loss) for record in records.values() if record.steps.loss]
     loss_step = min(lengths, default=None)
-    fp32 = _figures(backend, "fp32", arms.get("fp32"), loss_step)
-    amp = _figures(backend, "amp", arms.get("amp"), loss_step)
     measured = all(record.training is not None for record in records.values())
-    both = (records["fp32"], records["amp"]) if len(records) == 2 and measured else None
-    found = differences(*both) if both else []
-    gain = _speedup(fp32, amp, both, found)
+    both = len(records) == 2 and measured
+    judged = judge_arms(arms, further)
     version = next((r.framework_version for r in records.values() if r.framework_version), None)
     return ComparisonRow(
         backend=backend,
         framework_version=version,
-        fp32=fp32,
-        amp=amp,
-        speedup=gain,
+        fp32=_figures(backend, "fp32", arms.get("fp32"), loss_step),
+        amp=_figures(backend, "amp", arms.get("amp"), loss_step),
+        judged=judged,
         loss_step=loss_step,
-        differences=tuple(found),
-        gaps=tuple(_gaps(arms)),
+        differences=tuple(differences(records["fp32"], records["amp"])) if both else (),
+        gaps=tuple(gap for cell in arms.values() if (gap := gap_of(cell)) is not None),
         warnings=tuple(
             f"{precision_name(name)}: {text}"
             for name, record in records.items()
             for text in record.warnings
         ),
-        notes=tuple(_notes(backend, arms, lengths, gain)),
+        notes=(*_notes(backend, arms, lengths), *judged.left_out),
     )
 
 
@@ -164,61 +176,7 @@ def _last_scale(record: Record | None) -> float | None:
     return scales[-1] if scales else None
 
 
-def _speedup(
-    fp32: ArmFigures,
-    amp: ArmFigures,
-    records: tuple[Record, Record] | None,
-    found: Sequence[Difference],
-) -> Speedup:
-    reason = _no_ratio(fp32, amp, records) or confounded("precision", found)
-    if reason is None:
-        return speedup(fp32.window_images_per_s, amp.window_images_per_s)
-    return Speedup(
-        ratio=None,
-        low=None,
-        high=None,
-        fp32_windows=len(fp32.window_images_per_s),
-        amp_windows=len(amp.window_images_per_s),
-        reason=reason,
-    )
-
-
-def _no_ratio(
-    fp32: ArmFigures, amp: ArmFigures, records: tuple[Record, Record] | None
-) -> str | None:
-    missing = [f"{precision_name(a.precision)} {a.status}" for a in (fp32, amp) if a.status != "ok"]
-    if missing:
-        return " and ".join(missing)
-    if records is None:
-        return "the settings of an arm were not recorded"
-    for record in records:
-        precision = record.precision
-        name = precision_name(precision.requested)
-        if precision.effective is None:
-            return f"nothing shows that {name} ran in {precision.dtype}"
-        if precision.effective != precision.dtype:
-            return f"{name} asked for {precision.dtype}, and {precision.effective} is what ran"
-    return None
-
-
-def confounded(factor: str, found: Sequence[Difference]) -> str | None:
-    """Why differences forbid a ratio of ``factor`` alone, with the list; None if they do not."""
-    listed = "; ".join(f"{d.setting}: {d.left} | {d.right}" for d in confounds(found))
-    return f"confounded, the arms differ in more than {factor} ({listed})" if listed else None
-
-
-def _gaps(arms: Mapping[str, Cell]) -> Iterable[str]:
-    for cell in arms.values():
-        if cell.status != "ok":
-            reason = f": {cell.reason}" if cell.reason else ""
-            yield f"{precision_name(cell.precision)} {cell.status.replace('_', ' ')}{reason}"
-
-
-def _notes(
-    backend: str, arms: Mapping[str, Cell], lengths: list[int], gain: Speedup
-) -> Iterable[str]:
-    if gain.reason and all(cell.status == "ok" for cell in arms.values()) and len(arms) == 2:
-        yield f"no speedup: {gain.reason}"
+def _notes(backend: str, arms: Mapping[str, Cell], lengths: list[int]) -> Iterable[str]:
     if len(set(lengths)) == 2:
         fp32, amp = lengths if next(iter(arms)) == "fp32" else reversed(lengths)
         yield (

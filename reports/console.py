@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from reports import formats
 from reports.comparison import ArmFigures, ComparisonRow
+from reports.findings import assumptions
 from reports.formats import printable
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
         flush = "left" if heading in ("backend", "", "status") else "right"
         table.add_column(heading, justify=flush, no_wrap=heading != _FOLDING, overflow="fold")
     for row in rows:
-        gain = row.speedup
+        gain = row.verdict.speedup
         bounds = (
-            "" if gain.low is None else f"{formats.number(gain.low)}–{formats.number(gain.high)}"
+            f"{formats.number(gain.shown.low)}–{formats.number(gain.shown.high)}" if gain else ""
         )
-        speedups = cycle((formats.ratio(gain.ratio), bounds))
+        speedups = cycle((formats.times(gain), bounds))
         for arm, speedup in zip(row.arms, speedups, strict=False):
             name = printable(row.backend) if arm is row.arms[0] else ""
             table.add_row(
@@ -51,11 +52,16 @@ def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
     notes = [
         Text.assemble((f"{printable(row.backend)}: ", "bold"), printable(note))
         for row in rows
-        for note in (*row.gaps, *row.warnings, *row.notes)
+        for note in (*_said(row), *row.verdict.warnings, *row.warnings, *row.notes)
     ]
-    if any(row.speedup.ratio is not None for row in rows):
-        notes.append(Text(_SPEEDUP_NOTE, style="dim"))
-    return Group(table, *notes)
+    assumed = assumptions(rows)
+    return Group(table, *notes, *([Text(printable(assumed), style="dim")] if assumed else []))
+
+
+def _said(row: ComparisonRow) -> tuple[str, ...]:
+    """The verdict with its reason; of a backend with one arm, why that arm has no result."""
+    verdict = row.verdict
+    return row.gaps if len(row.arms) < 2 else (f"{verdict.outcome}. {verdict.reason}",)
 
 
 def _figures_of(arm: ArmFigures | None, speedup: str) -> dict[str, str]:
@@ -75,9 +81,3 @@ def _figures_of(arm: ArmFigures | None, speedup: str) -> dict[str, str]:
 
 def _percent(fraction: float | None) -> str:
     return formats.UNKNOWN if fraction is None else f"{100 * fraction:.1f}"
-
-
-_SPEEDUP_NOTE = (
-    "speedup: median images/s of the AMP windows over that of the fp32 windows, with a 95 % "
-    "interval within one pair of processes; how much processes differ is not included"
-)

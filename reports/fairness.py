@@ -48,6 +48,8 @@ _ROLES_IN_BOTH: dict[str, Role] = {
     "training.epochs": "length",
     "timed_windows": "length",
     "throughput.timed_steps": "length",
+    # Holds the untimed steps between the windows, of which longer runs have more.
+    "throughput.warmup_steps": "length",
     # Nobody set it: it is how the arm used the threads that it was given.
     "throughput.threads_in_use": "outcome",
 }
@@ -113,6 +115,11 @@ def differences(left: Record, right: Record, *, factor: Factor = "precision") ->
 def confounds(found: Sequence[Difference]) -> list[Difference]:
     """The differences that forbid to put a ratio of two arms down to the factor under test."""
     return [difference for difference in found if difference.role == "confounds"]
+
+
+def confounding(found: Sequence[Difference]) -> list[str]:
+    """The same in words: setting and both values."""
+    return [f"{d.setting}: {d.left} | {d.right}" for d in confounds(found)]
 
 
 def data_groups(

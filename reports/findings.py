@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reports import formats
-from reports.blocks import Verdict
+from reports.blocks import Card
 from reports.cells import NOT_RUN_YET, Results
 from reports.comparison import ComparisonRow
 from reports.fairness import SAME_START_TOLERANCE, data_groups, first_losses
 
-WITHIN_ONE_PAIR = (
-    "Each speedup compares one fp32 process with one AMP process; its 95 % interval comes from "
-    "the windows within them. How much processes differ from each other was not measured and is "
-    "not included."
-)
+_IN_WORDS = {
+    "pays": "pays in {}",
+    "slower": "is slower in {}",
+    "no difference": "makes no difference in {}",
+}
+_WITHOUT_AN_ANSWER = {
+    "too noisy": "the windows are too noisy to tell in {}",
+    "unavailable": "no comparison could be made in {}",
+    "confounded": "the arms differ in more than precision in {}",
+}
 
-SEVERAL_PAIRS = (
-    "Each speedup compares one fp32 process with one AMP process; its 95 % interval comes from "
-    "the windows within them and does not include how much processes differ. The pairs of the "
-    "further seeds, under Speed, show that."
-)
 
-
-def verdict(row: ComparisonRow, gap: str | None = None) -> Verdict:
+def card(row: ComparisonRow, gap: str | None = None) -> Card:
     """One sentence of what was measured for a backend, and its main figures.
 
     ``gap`` is AMP's gap to float32, in words.
     """
-    gain = row.speedup
-    return Verdict(
+    verdict = row.verdict
+    return Card(
         backend=row.backend,
-        kind=gain.verdict,
-        ratio=formats.ratio(gain.ratio),
-        interval="" if gain.low is None else formats.interval(gain.low, gain.high),
-        sentence=_sentence(row),
+        kind=verdict.outcome,
+        ratio=formats.times(verdict.speedup),
+        interval=formats.bounds(verdict.speedup),
+        sentence=verdict.reason,
         facts=(*_facts(row), *([gap] if gap else [])),
     )
 
@@ -43,18 +42,32 @@ def headline(rows: Sequence[ComparisonRow]) -> str:
     """All verdicts in one sentence."""
     if not rows:
         return "No fp32 or AMP arm has been planned or run."
-    by_verdict: dict[str, list[str]] = {}
+    backends: dict[str, list[str]] = {}
     for row in rows:
-        by_verdict.setdefault(row.speedup.verdict, []).append(row.backend)
-    moved = [f"{word} in {_listed(by_verdict[word])}" for word in ("faster", "slower")
-             if word in by_verdict]  # fmt: skip
-    said = [f"AMP was {' and '.join(moved)}"] if moved else []
-    if "unclear" in by_verdict:
-        said.append(f"no difference was shown in {_listed(by_verdict['unclear'])}")
-    if "no ratio" in by_verdict:
-        said.append(f"no comparison could be made in {_listed(by_verdict['no ratio'])}")
-    text = "; ".join(said) + "."
-    return text[0].upper() + text[1:]
+        backends.setdefault(row.verdict.outcome, []).append(row.backend)
+
+    def said(words: Mapping[str, str]) -> list[str]:
+        return [
+            text.format(formats.listed(backends[outcome]))
+            for outcome, text in words.items()
+            if outcome in backends
+        ]
+
+    shown = said(_IN_WORDS)
+    parts = [f"AMP {formats.listed(shown)}"] if shown else []
+    text = "; ".join([*parts, *said(_WITHOUT_AN_ANSWER)])
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def assumptions(rows: Sequence[ComparisonRow]) -> str:
+    """What stands in for the spread of processes where there were too few pairs to show it."""
+    backends: dict[str, list[str]] = {}
+    for row in rows:
+        if row.verdict.assumption is not None:
+            backends.setdefault(row.verdict.assumption, []).append(row.backend)
+    if len(backends) < 2:
+        return "".join(backends)
+    return " ".join(f"{formats.listed(names)}: {text}" for text, names in backends.items())
 
 
 def run_headline(results: Results) -> str:
@@ -70,13 +83,13 @@ def run_headline(results: Results) -> str:
     )
 
 
-def warnings(results: Results) -> list[str]:
+def warnings(results: Results, rows: Sequence[ComparisonRow]) -> list[str]:
     """What must be read before any figure of this report."""
     found: list[str] = []
     for groups in data_groups(results.records).values():
         if len(groups) > 1:
             parts = "; ".join(
-                f"{_listed(arms)} ({', '.join(digest[:12] for digest in given)})"
+                f"{formats.listed(arms)} ({', '.join(digest[:12] for digest in given)})"
                 for given, arms in groups.items()
             )
             found.append(
@@ -98,32 +111,10 @@ def warnings(results: Results) -> list[str]:
     if results.study is not None and not results.study.finished:
         waiting = [cell.arm for cell in results.cells if cell.status == NOT_RUN_YET]
         if waiting:
-            found.append(f"The study is not finished; not run yet: {_listed(waiting)}.")
+            found.append(f"The study is not finished; not run yet: {formats.listed(waiting)}.")
+    found += [f"{row.backend}: {text}" for row in rows for text in row.verdict.warnings]
     found += [f"{record.arm}: {text}" for record in results.records for text in record.warnings]
     return found
-
-
-def _sentence(row: ComparisonRow) -> str:
-    gain, amp = row.speedup, f"AMP ({row.amp.dtype or 'dtype not known'})"
-    windows = f"medians of {gain.fp32_windows} fp32 and {gain.amp_windows} AMP windows"
-    if gain.ratio is None or gain.low is None or gain.high is None:
-        reason = "; ".join(row.gaps) or gain.reason or ""
-        return f"No speedup can be given: {reason.rstrip('.')}."
-    # An interval that reaches 0 (every step of a window skipped) cannot be turned round.
-    if gain.verdict == "slower" and gain.low > 0:
-        return (
-            f"{amp} was slower: fp32 trained {formats.number(1 / gain.ratio)} times as many images "
-            f"per second (95 % interval {formats.number(1 / gain.high)} to "
-            f"{formats.number(1 / gain.low)}; {windows})."
-        )
-    times = (
-        f"{formats.number(gain.ratio)} times as many images per second as fp32 (95 % interval "
-        f"{formats.number(gain.low)} to {formats.number(gain.high)}; {windows})"
-    )
-    if gain.verdict == "unclear":
-        return f"{amp} trained {times}: the interval contains 1, so no difference was shown."
-    slower = "was slower: it " if gain.verdict == "slower" else ""
-    return f"{amp} {slower}trained {times}."
 
 
 def _facts(row: ComparisonRow) -> list[str]:
@@ -141,9 +132,3 @@ def _facts(row: ComparisonRow) -> list[str]:
             f"{formats.mebibytes(row.amp.peak_bytes)} AMP"
         )
     return facts
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"

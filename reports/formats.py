@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
+
+from harness.speedup import Speedup
 
 UNKNOWN = "–"
 
@@ -39,6 +42,23 @@ def ratio(value: float | None) -> str:
 def interval(low: float | None, high: float | None) -> str:
     """``[1.38, 1.46]``."""
     return UNKNOWN if low is None or high is None else f"[{number(low)}, {number(high)}]"
+
+
+def times(gain: Speedup | None) -> str:
+    """The ratio of a speedup, ``×1.42``."""
+    return ratio(None if gain is None else gain.ratio)
+
+
+def bounds(gain: Speedup | None) -> str:
+    """The 95 % interval of a speedup; empty where there is none."""
+    return "" if gain is None else interval(gain.shown.low, gain.shown.high)
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def percent(fraction: float | None) -> str:

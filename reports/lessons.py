@@ -10,9 +10,10 @@ from statistics import mean
 from harness.article import Audit
 from harness.records import Record
 from harness.replicate import VariantResult
+from harness.speedup import Speedup
+from harness.verdict import Verdict
 from reports.comparison import ArmFigures, comparison_table
-from reports.formats import count, interval, number, percent, precision, ratio
-from reports.speedup import Speedup
+from reports.formats import bounds, count, number, percent, precision, times
 
 WAITING = 0.1
 """From this share of the time on, an arm is said to wait for its data."""
@@ -58,7 +59,8 @@ class Lesson:
     title: str
     fp32: ArmLesson
     amp: ArmLesson
-    speedup: Speedup
+    verdict: Verdict
+    """Of speed."""
     seen: str
     """What a reader of times and training losses alone would conclude."""
     truth: str
@@ -109,30 +111,30 @@ def _lesson(result: VariantResult, corrected: VariantResult) -> Lesson:
         title=result.variant.title,
         fp32=fp32,
         amp=amp,
-        speedup=gain,
+        verdict=gain,
         seen=_seen(arms, gain, result.audit.classes),
         truth=" ".join(
             (
                 *_truth(result, arms, fired),
                 *_truth_of_decoding(result, arms, fired, honest_fp32.images_per_s),
-                *_truth_of_ratio(result, fired, gain, honest),
+                *_truth_of_ratio(result, fired, gain.speedup, honest.speedup),
                 *_truth_without_defects(result, arms, fired),
             )
         ),
-        hid=tuple(_hid(fired, gain, honest)),
+        hid=tuple(_hid(fired, gain.speedup, honest.speedup)),
         stopped=stopped,
         sentinels=sentinels,
     )
 
 
-def _compared(result: VariantResult) -> tuple[Speedup, tuple[ArmFigures, ArmFigures]]:
+def _compared(result: VariantResult) -> tuple[Verdict, tuple[ArmFigures, ArmFigures]]:
     # The tables of a comparison show one unlabelled pair a backend.
     pair = [
         record.model_copy(update={"arm": f"{record.backend}-{record.precision.requested}"})
         for record in (result.fp32, result.amp)
     ]
     (row,) = comparison_table(None, pair)
-    return row.speedup, (row.fp32, row.amp)
+    return row.verdict, (row.fp32, row.amp)
 
 
 def _arm(record: Record, figures: ArmFigures, result: VariantResult) -> ArmLesson:
@@ -239,27 +241,37 @@ def _pair(values: Iterable[str]) -> str:
     return f"{fp32} fp32, {amp} AMP"
 
 
-def _seen(arms: Sequence[ArmLesson], gain: Speedup, classes: int) -> str:
+def _seen(arms: Sequence[ArmLesson], gain: Verdict, classes: int) -> str:
     for arm in arms:
         if arm.status == "unavailable":
             return f"Nothing about AMP: {arm.precision} is unavailable ({arm.reason})."
         if arm.status != "ok":
             return f"Nothing: {arm.precision} {arm.status}: {arm.reason}"
-    speed = {
-        "faster": "AMP is faster",
-        "slower": "AMP is slower",
-        "unclear": "AMP makes no difference to speed",
-    }.get(gain.verdict, f"No ratio: {gain.reason}")
     losses = [arm.train_loss for arm in arms if arm.train_loss is not None]
-    figure = "" if gain.ratio is None else f" ({_written(gain)})"
-    text = f"{speed}{figure}; the training loss ends at {_pair(map(number, losses))}"
+    text = f"{_seen_of_speed(gain)}; the training loss ends at {_pair(map(number, losses))}"
     if losses and max(losses) < math.log(classes) / 20:
         text += ": both seem to have learned all there is"
     return f"{text}."
 
 
+def _seen_of_speed(verdict: Verdict) -> str:
+    gain = verdict.speedup
+    if gain is None:
+        return f"No ratio: {verdict.reason.rstrip('.')}"
+    level = abs(gain.ratio - 1) <= verdict.margin
+    said = {
+        "pays": "AMP is faster",
+        "slower": "AMP is slower",
+        "no difference": "AMP makes no difference to speed",
+        "too noisy": "AMP makes no difference to speed"
+        if level
+        else "The windows are too noisy to tell AMP's effect on speed",
+    }
+    return f"{said[verdict.outcome]} ({_written(gain)})"
+
+
 def _written(gain: Speedup) -> str:
-    return f"{ratio(gain.ratio)} {interval(gain.low, gain.high)}"
+    return f"{times(gain)} {bounds(gain)}"
 
 
 def _truth(result: VariantResult, arms: Sequence[ArmLesson], fired: set[str]) -> Iterable[str]:
@@ -319,10 +331,10 @@ def _shares_cpu(result: VariantResult) -> bool:
 
 
 def _truth_of_ratio(
-    result: VariantResult, fired: set[str], gain: Speedup, honest: Speedup
+    result: VariantResult, fired: set[str], gain: Speedup | None, honest: Speedup | None
 ) -> Iterable[str]:
     defects = result.variant.defects
-    if not defects or gain.ratio is None or honest.ratio is None:
+    if not defects or gain is None or honest is None:
         return
     moved = _moved(gain, honest)
     if moved is None:
@@ -356,19 +368,13 @@ def _truth_without_defects(
 
 def _moved(gain: Speedup, honest: Speedup) -> bool | None:
     """Whether the ratio lies nearer to 1 than the honest one; None where the intervals meet."""
-    bounds = (gain.ratio, gain.low, gain.high, honest.ratio, honest.low, honest.high)
-    if any(bound is None for bound in bounds):
+    if gain.shown.low <= honest.shown.high and honest.shown.low <= gain.shown.high:
         return None
-    own, low, high, other, other_low, other_high = (bound or 0.0 for bound in bounds)
-    if low <= other_high and other_low <= high:
-        return None
-    if own <= 0 or other <= 0:
-        return False
-    return abs(math.log(own)) < abs(math.log(other))
+    return abs(math.log(gain.ratio)) < abs(math.log(honest.ratio))
 
 
-def _hid(fired: set[str], gain: Speedup, honest: Speedup) -> Iterable[str]:
-    if "Waiting for data" in fired and _moved(gain, honest):
+def _hid(fired: set[str], gain: Speedup | None, honest: Speedup | None) -> Iterable[str]:
+    if "Waiting for data" in fired and gain and honest and _moved(gain, honest):
         yield "speed"
     if "Distinct pictures" in fired or "Training against validation" in fired:
         yield "accuracy"

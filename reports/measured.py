@@ -10,8 +10,8 @@ from harness.records import Record, ThroughputPart
 from reports import charts, formats
 from reports.blocks import Block, Chart, Figure, Paragraph, Section, Table
 from reports.cells import NOT_RUN_YET, UNREADABLE, Cell, Results
-from reports.comparison import ComparisonRow, comparison_rows
-from reports.fairness import same_data, seed_of
+from reports.comparison import ComparisonRow
+from reports.fairness import same_data
 from reports.formats import count, number, percent, seconds
 from reports.speedup import window_rates
 
@@ -87,28 +87,29 @@ def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | 
             numeric=True,
         )
     )
-    labels = dict.fromkeys(cell.label for cell in results.cells)
-    if len(labels) > 1:
-        blocks.append(_pairs_table(results, labels))
+    if any(len(row.judged.counted) > 1 for row in rows):
+        blocks.append(_pairs_table(rows))
     return Section(anchor="speed", title="Speed", blocks=tuple(blocks))
 
 
-def _pairs_table(results: Results, labels: Iterable[str]) -> Table:
+def _pairs_table(rows: Sequence[ComparisonRow]) -> Table:
     """Each seed has processes of its own, so that its speedups show how much processes differ."""
-    seeds = {c.label: str(seed_of(c.record)) for c in results.cells if c.record is not None}
-    pairs = [(label, row) for label in labels for row in comparison_rows(results.cells, label)]
-    pairs.sort(key=lambda pair: pair[1].backend)
     return Table(
         caption="Speedup in each pair of processes; each seed ran in processes of its own",
-        columns=("Backend", "Seed", "Speedup", "95 % interval within the pair"),
+        columns=("Backend", "Seed", "Speedup", "Windows an arm", "Measured in turn"),
         rows=tuple(
             (
                 row.backend,
-                seeds.get(label, label),
-                formats.ratio(row.speedup.ratio),
-                formats.interval(row.speedup.low, row.speedup.high),
+                str(pair.seed),
+                formats.ratio(pair_ratio),
+                count(pair.windows.matched),
+                "yes" if pair.in_turn else "no",
             )
-            for label, row in pairs
+            for row in rows
+            if row.verdict.speedup is not None
+            for pair, pair_ratio in zip(
+                row.judged.counted, row.verdict.speedup.pair_ratios, strict=True
+            )
         ),
         numeric=True,
     )

@@ -14,15 +14,8 @@ from reports import formats
 from reports.blocks import Page
 from reports.cast_policy import cast_policy_section
 from reports.cells import Results, read_results
-from reports.comparison import ComparisonRow, comparison_rows
-from reports.findings import (
-    SEVERAL_PAIRS,
-    WITHIN_ONE_PAIR,
-    headline,
-    run_headline,
-    verdict,
-    warnings,
-)
+from reports.comparison import comparison_rows
+from reports.findings import assumptions, card, headline, run_headline, warnings
 from reports.loss_scaling import gradient_section, loss_scale_section
 from reports.measured import (
     accuracy_section,
@@ -39,7 +32,6 @@ from reports.provenance import (
 )
 from reports.results_csv import results_csv
 from reports.same_experiment import same_experiment_section
-from reports.speedup import Speedup
 from reports.yardstick_section import amp_gap_facts, yardstick_section
 
 if TYPE_CHECKING:
@@ -111,20 +103,14 @@ def build_page(results: Results) -> Page:
         title=title,
         subtitle=_subtitle(results),
         headline=run_headline(results) if single else headline(rows),
-        verdicts=() if single else tuple(verdict(row, gaps.get(row.backend)) for row in rows),
-        caveat=_caveat(results, rows),
-        warnings=tuple(warnings(results)),
+        cards=() if single else tuple(card(row, gaps.get(row.backend)) for row in rows),
+        caveat=assumptions(rows),
+        warnings=tuple(warnings(results, rows)),
         rows=rows,
         sections=tuple(section for section in sections if section is not None),
         footer=f"Written from records of version {source.harness_version}, "
         f"created {source.created}.",
     )
-
-
-def _caveat(results: Results, rows: tuple[ComparisonRow, ...]) -> str:
-    if all(row.speedup.ratio is None for row in rows):
-        return ""
-    return SEVERAL_PAIRS if any(cell.label for cell in results.cells) else WITHIN_ONE_PAIR
 
 
 def render_html(page: Page) -> str:
@@ -170,19 +156,14 @@ def _environment(**options: Any) -> Environment:
         keep_trailing_newline=True,
         **options,
     )
-    names = ("number", "count", "ratio", "interval", "percent", "mebibytes", "precision")
+    names = ("number", "count", "times", "bounds", "percent", "mebibytes", "precision")
     environment.filters |= {name: getattr(formats, name) for name in names}
-    environment.filters["bounds"] = _bounds
     environment.filters["peak"] = lambda arm: formats.peak(arm.peak_bytes, arm.peak_source)
     return environment
 
 
-def _bounds(gain: Speedup) -> str:
-    return "" if gain.low is None else formats.interval(gain.low, gain.high)
-
-
 def _subtitle(results: Results) -> str:
-    devices = dict.fromkeys(_device(record) for record in results.records)
+    devices = dict.fromkeys(device_name(record) for record in results.records)
     study, records = results.study, results.records
     data = study.data if study else next((r.data for r in records if r.data), None)
     models = dict.fromkeys(record.model.name for record in records if record.model is not None)
@@ -191,7 +172,8 @@ def _subtitle(results: Results) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _device(record: Record) -> str | None:
+def device_name(record: Record) -> str | None:
+    """The GPU's name, or else the processor's."""
     if record.device is not None and record.device.type == "cpu" and record.environment:
         return record.environment.cpu
     return None if record.device is None else record.device.name

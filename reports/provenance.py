@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from harness.records import DataPart, EnvironmentPart, Record
+from harness.speedup import (
+    DECISION_CONFIDENCE,
+    DISPLAY_CONFIDENCE,
+    MIN_PAIRS_MEASURED,
+    MIN_WINDOWS,
+)
+from harness.verdict import MARGIN
 from reports import formats
 from reports.blocks import Block, Commands, Details, Paragraph, Section, Table, Terms
 from reports.cells import Results
 from reports.formats import UNKNOWN, count, number
-from reports.speedup import CONFIDENCE, MIN_WINDOWS
 
 
 def data_section(results: Results) -> Section | None:
@@ -160,12 +166,15 @@ def glossary_section() -> Section:
          "shown is the median of the arm's windows. A window is a run of consecutive steps between "
          "two clock readings, each taken after the device has finished its work. Warm-up windows "
          "are not counted."),
-        ("speedup", "Median images/s of AMP over that of fp32; above 1, AMP was faster. The "
-         f"brackets hold a {100 * CONFIDENCE:.0f} % percentile bootstrap interval: the windows of "
-         "each arm are resampled on their own. It holds within this one pair of processes and says "
-         "nothing of how much processes differ. With fewer than five windows in an arm it "
-         f"covers less than it says (three: about 89 %); with fewer than {MIN_WINDOWS} no ratio is "
-         "given."),
+        ("speedup", "Images/s of AMP over that of fp32, from windows of two processes that were "
+         "measured in turn, each beside its partner; above 1, AMP was faster. The brackets hold "
+         f"its {100 * DISPLAY_CONFIDENCE:g} % interval, which covers how windows and how pairs of "
+         f"processes differ; with fewer than {MIN_PAIRS_MEASURED} pairs the latter is assumed. "
+         f"With fewer than {MIN_WINDOWS} windows an arm, or a window whose steps were all "
+         "skipped, no ratio is given."),
+        ("verdict", f"pays or slower: the {100 * DECISION_CONFIDENCE:g} % interval of the speedup "
+         f"lies wholly above or below 1. no difference: the {100 * DISPLAY_CONFIDENCE:g} % "
+         f"interval lies within ±{100 * MARGIN:g} % of 1. too noisy: none of these."),
         ("top-1, top-2", "Share of validation images whose class got the highest, or one of the "
          "two highest, of the network's outputs. Final weights, evaluated in float32."),
         ("loss", "Cross-entropy of the training batch at the step named; where the arms took "

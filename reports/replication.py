@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from harness.replicate import VariantResult
 from reports import formats
-from reports.blocks import Commands, Page, Paragraph, Section, Table, Verdict
-from reports.findings import WITHIN_ONE_PAIR
-from reports.formats import interval, number, percent, printable, ratio
+from reports.blocks import Card, Commands, Page, Paragraph, Section, Table
+from reports.formats import bounds, listed, number, percent, printable, times
 from reports.lessons import Lesson, lessons
-from reports.pages import render_html, render_markdown
+from reports.pages import device_name, render_html, render_markdown
+from reports.speedup import ONE_AFTER_THE_OTHER
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,15 +62,15 @@ def build_replication(results: Sequence[VariantResult]) -> Page:
         f"{training.image_size} px, batch {training.batch_size}, {training.steps} steps"
         if training
         else None,
-        _machine(results[0]),
+        device_name(first),
         first.created[:10],
     ]
     return Page(
         title="What hid AMP's effect?",
         subtitle=" · ".join(part for part in parts if part),
         headline=headline(taught),
-        verdicts=tuple(_verdict(lesson) for lesson in taught),
-        caveat=WITHIN_ONE_PAIR,
+        cards=tuple(_card(lesson) for lesson in taught),
+        caveat=_caveat(taught),
         warnings=(),
         rows=(),
         sections=(_figures(taught), _conclusions(taught), _sentinels(taught), _commands(results)),
@@ -81,7 +81,7 @@ def build_replication(results: Sequence[VariantResult]) -> Page:
 def headline(taught: Sequence[Lesson]) -> str:
     """Which defects hid what here, in one sentence each."""
     defective = taught[1:]
-    honest = taught[0].speedup
+    honest = taught[0].verdict
     said = []
     for what, text in (
         ("speed", "AMP's effect on speed was hidden by"),
@@ -89,15 +89,15 @@ def headline(taught: Sequence[Lesson]) -> str:
         ("overflow", "overflowing gradients went unhandled with"),
     ):
         names = [f"“{lesson.title}”" for lesson in defective if what in lesson.hid]
-        said.append(f"{text} {_listed(names) if names else 'none of the defects tried'}")
-    if honest.ratio is None:
+        said.append(f"{text} {listed(names) if names else 'none of the defects tried'}")
+    if honest.speedup is None:
         said[0] = (
             "what hid AMP's effect on speed cannot be told, since the corrected run has no ratio "
-            f"({honest.reason})"
+            f"({honest.reason.rstrip('.')})"
         )
     stopped = [f"“{lesson.title}”" for lesson in defective if lesson.stopped]
     if stopped:
-        said.append(f"training stopped with {_listed(stopped)}")
+        said.append(f"training stopped with {listed(stopped)}")
     return f"On this machine {'; '.join(said)}."
 
 
@@ -114,7 +114,9 @@ def render_replication(results: Sequence[VariantResult]) -> RenderableType:
         table.add_column(column, justify=flush, no_wrap=True)
     for lesson in taught:
         for arm, gain in zip(
-            lesson.arms, (ratio(lesson.speedup.ratio), _bounds(lesson)), strict=True
+            lesson.arms,
+            (times(lesson.verdict.speedup), bounds(lesson.verdict.speedup)),
+            strict=True,
         ):
             table.add_row(
                 Text(lesson.title if arm is lesson.fp32 else "", style="bold"),
@@ -135,34 +137,30 @@ def render_replication(results: Sequence[VariantResult]) -> RenderableType:
             ("\n  in truth  ", "dim"),
             printable(lesson.truth or formats.UNKNOWN),
             ("\n  caught by ", "dim"),
-            _listed([s.name.lower() for s in lesson.sentinels if s.fired]) or "nothing",
+            listed([s.name.lower() for s in lesson.sentinels if s.fired]) or "nothing",
         )
         for lesson in taught
     ]
     return Group(table, *told, Text(f"\n{headline(taught)}", style="bold"))
 
 
-def _machine(result: VariantResult) -> str | None:
-    record = result.fp32
-    if record.device is not None and record.device.type == "cpu" and record.environment:
-        return record.environment.cpu
-    return record.device.name if record.device else None
+def _caveat(taught: Sequence[Lesson]) -> str:
+    """What the intervals assume, and that drift is in them where it is."""
+    verdicts = [lesson.verdict for lesson in taught]
+    apart = [text for v in verdicts for text in v.warnings if text.endswith(ONE_AFTER_THE_OTHER)]
+    said = [f"Speed: {text}." for text in apart]
+    return " ".join(dict.fromkeys([*said, *(v.assumption for v in verdicts if v.assumption)]))
 
 
-def _verdict(lesson: Lesson) -> Verdict:
-    return Verdict(
+def _card(lesson: Lesson) -> Card:
+    return Card(
         backend=lesson.title,
-        kind=lesson.speedup.verdict,
-        ratio=ratio(lesson.speedup.ratio),
-        interval=_bounds(lesson),
+        kind=lesson.verdict.outcome,
+        ratio=times(lesson.verdict.speedup),
+        interval=bounds(lesson.verdict.speedup),
         sentence=lesson.truth,
         facts=(f"Hides AMP's effect on: {', '.join(lesson.hid)}",) if lesson.hid else (),
     )
-
-
-def _bounds(lesson: Lesson) -> str:
-    gain = lesson.speedup
-    return "" if gain.low is None else interval(gain.low, gain.high)
 
 
 def _figures(taught: Sequence[Lesson]) -> Section:
@@ -170,7 +168,9 @@ def _figures(taught: Sequence[Lesson]) -> Section:
         (
             f"{lesson.title}, {arm.precision}",
             number(arm.images_per_s),
-            f"{ratio(lesson.speedup.ratio)} {_bounds(lesson)}" if arm is lesson.amp else "",
+            f"{times(lesson.verdict.speedup)} {bounds(lesson.verdict.speedup)}"
+            if arm is lesson.amp
+            else "",
             percent(arm.data_wait_fraction),
             number(arm.train_loss),
             number(arm.val_loss),
@@ -222,9 +222,3 @@ def _sentinels(taught: Sequence[Lesson]) -> Section:
 def _commands(results: Sequence[VariantResult]) -> Section:
     commands = tuple((result.variant.title, result.fp32.command) for result in results)
     return Section(anchor="commands", title="Commands", blocks=(Commands(commands=commands),))
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"

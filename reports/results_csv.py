@@ -12,6 +12,7 @@ from harness.records import GradientSizes, Record
 from reports import formats
 from reports.cells import Cell, Results
 from reports.comparison import ComparisonRow
+from reports.judged import Judged
 from reports.loss_scaling import lost
 from reports.speedup import window_rates
 
@@ -20,15 +21,12 @@ _FORMULA_STARTS = tuple("=+-@＝＋－＠")
 
 
 def results_csv(results: Results, rows: Sequence[ComparisonRow]) -> str:
-    """The CSV text; speedup columns are filled in the AMP arm's row."""
+    """The CSV text; verdict and speedup stand in the row of the AMP arm."""
     import pandas as pd
 
-    speedups = {row.amp.arm: row.speedup for row in rows}
+    judged = {row.amp.arm: row.judged for row in rows}
     values = [
-        {
-            name: _spreadsheet_safe(value)
-            for name, value in _row(cell, speedups.get(cell.arm)).items()
-        }
+        {name: _spreadsheet_safe(value) for name, value in _row(cell, judged.get(cell.arm)).items()}
         for cell in results.cells
     ]
     # As objects, so that a column with a gap keeps its whole numbers.
@@ -36,8 +34,9 @@ def results_csv(results: Results, rows: Sequence[ComparisonRow]) -> str:
     return table.to_csv(index=False, na_rep="", lineterminator="\n")
 
 
-def _row(cell: Cell, gain: Any) -> dict[str, Any]:
+def _row(cell: Cell, judged: Judged | None) -> dict[str, Any]:
     record = cell.record
+    gain = None if judged is None else judged.verdict.speedup
     rates = [] if record is None else window_rates(record)
 
     def get(part: str, field: str) -> Any:
@@ -74,9 +73,13 @@ def _row(cell: Cell, gain: Any) -> dict[str, Any]:
         "window_median_images_per_s": median(rates) if rates else None,
         "timed_windows": len(rates) if record is not None else None,
         "timed_steps": get("throughput", "timed_steps"),
+        "verdict": None if judged is None else judged.verdict.outcome,
         "speedup": None if gain is None else gain.ratio,
-        "speedup_low": None if gain is None else gain.low,
-        "speedup_high": None if gain is None else gain.high,
+        "speedup_low": None if gain is None else gain.shown.low,
+        "speedup_high": None if gain is None else gain.shown.high,
+        "speedup_pairs": None if gain is None else len(gain.pair_ratios),
+        "speedup_windows": None if gain is None else gain.windows,
+        "speedup_measured_in_turn": None if judged is None else judged.in_turn,
         "prepare_s": get("throughput", "prepare_s"),
         "warmup_s": get("throughput", "warmup_s"),
         "data_wait_fraction": get("throughput", "data_wait_fraction"),

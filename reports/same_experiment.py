@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from harness.records import Record
+from harness.verdict import Verdict, judge
 from reports import formats
 from reports.blocks import Block, Details, Paragraph, Section, Table
 from reports.cells import Results
-from reports.comparison import ComparisonRow, confounded
+from reports.comparison import ComparisonRow
 from reports.fairness import (
     SAME_START_TOLERANCE,
     Difference,
+    confounding,
     confounds,
     data_groups,
     differences,
@@ -21,7 +23,7 @@ from reports.fairness import (
     same_data,
 )
 from reports.formats import number
-from reports.speedup import speedup, window_rates
+from reports.speedup import ONE_AFTER_THE_OTHER, process_pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ def amp_comparisons(rows: Sequence[ComparisonRow]) -> list[Comparison]:
             left=row.fp32.arm,
             right=row.amp.arm,
             differences=row.differences,
-            ratio=_ratio(row.speedup.ratio, row.speedup.low, row.speedup.high, row.speedup.reason),
+            ratio=_ratio(row.verdict, in_turn=row.judged.in_turn),
         )
         for row in rows
         if row.differences
@@ -85,29 +87,27 @@ def framework_comparisons(records: Sequence[Record]) -> list[Comparison]:
     found = []
     for left, right in combinations(fp32, 2):
         differing = differences(left, right, factor="framework")
-        reason = confounded("framework", differing)
-        if reason is None:
-            gain = speedup(window_rates(left), window_rates(right), (left.arm, right.arm))
-            ratio = _ratio(gain.ratio, gain.low, gain.high, gain.reason)
-        else:
-            ratio = _ratio(None, None, None, reason)
+        pair = process_pair(left, right)
+        verdict = judge(
+            [pair.windows], differences=confounding(differing), names=(left.arm, right.arm)
+        )
         found.append(
             Comparison(
                 name=f"fp32: {right.backend} over {left.backend}",
                 left=left.arm,
                 right=right.arm,
                 differences=tuple(differing),
-                ratio=ratio,
+                ratio=_ratio(verdict, in_turn=pair.in_turn),
             )
         )
     return found
 
 
-def _ratio(value: float | None, low: float | None, high: float | None, reason: str | None) -> str:
-    if value is not None:
-        return f"{formats.ratio(value)} {formats.interval(low, high)}"
-    confounded_pair = (reason or "").startswith("confounded")
-    return "none: confounded" if confounded_pair else f"none: {reason}"
+def _ratio(verdict: Verdict, *, in_turn: bool | None) -> str:
+    if verdict.speedup is not None:
+        text = f"{formats.times(verdict.speedup)} {formats.bounds(verdict.speedup)}"
+        return text if in_turn else f"{text}; {ONE_AFTER_THE_OTHER}"
+    return f"none: {verdict.reason if verdict.outcome == 'unavailable' else verdict.outcome}"
 
 
 def _manifest(compared: Sequence[Comparison]) -> list[Block]:
@@ -115,8 +115,7 @@ def _manifest(compared: Sequence[Comparison]) -> list[Block]:
         (
             item.name,
             item.ratio,
-            "; ".join(f"{d.setting}: {d.left} | {d.right}" for d in confounds(item.differences))
-            or "nothing",
+            "; ".join(confounding(item.differences)) or "nothing",
             _names(item.differences, "under test"),
             _names(item.differences, "by necessity"),
             _names(item.differences, "length", "outcome"),

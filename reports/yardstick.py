@@ -14,8 +14,8 @@ from statistics import mean, stdev
 from typing import Literal
 
 from harness.records import Record
+from harness.speedup import DISPLAY_CONFIDENCE
 from reports.fairness import confounds, data_groups, differences, seed_of
-from reports.speedup import CONFIDENCE
 
 Kind = Literal["AMP", "framework", "seed"]
 ByArm = Mapping[tuple[str, str, int], Record]
@@ -119,7 +119,7 @@ def seed_interval(values: Sequence[float]) -> tuple[float, float]:
 def _t(df: int) -> float:
     from scipy.stats import t
 
-    return float(t.ppf((1 + CONFIDENCE) / 2, df))
+    return float(t.ppf((1 + DISPLAY_CONFIDENCE) / 2, df))
 
 
 def _pairs(

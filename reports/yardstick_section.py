@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.records import Record
+from harness.speedup import DISPLAY_CONFIDENCE
 from reports import charts, formats
 from reports.blocks import Block, Chart, Figure, Paragraph, Section, Table
 from reports.cells import Results
-from reports.speedup import CONFIDENCE
 from reports.yardstick import Gap, Yardstick, yardsticks
 
 ONE_SEED = (
@@ -32,7 +32,7 @@ def yardstick_section(results: Results) -> Section | None:
         intervals = sum(
             gap.kind != "seed" and gap.low is not None for item in found for gap in item.gaps
         )
-        chance = formats.number(intervals * (1 - CONFIDENCE), digits=2)
+        chance = formats.number(intervals * (1 - DISPLAY_CONFIDENCE), digits=2)
         text = (
             "An interval that contains 0 does not show a gap, nor that there is none. Of "
             f"{intervals} such intervals, about {chance} leave out 0 by chance."

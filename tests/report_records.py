@@ -94,6 +94,7 @@ def ok_record(
     losses: Sequence[float] | None = None,
     skipped_at: Sequence[int] = (),
     seed: int = 0,
+    in_turn: bool = True,
     data: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
     precision_in_force: PrecisionPart | None = None,
@@ -103,7 +104,8 @@ def ok_record(
 
     `losses` default to 2, 1.9, 1.8, …; `skipped_at` names steps, counted from 1, whose images then
     do not count, so that a window with one of its two steps skipped ran at half its rate. A seed
-    other than 0 gives an arm of a further seed, with other batches.
+    other than 0 gives an arm of a further seed, with other batches. fp32 and AMP were
+    measured in turn, or else fp32 first and AMP after it.
     """
     steps = WARMUP_STEPS + WINDOW_STEPS * len(rates)
     losses = [2 - 0.1 * i for i in range(steps)] if losses is None else list(losses)
@@ -128,7 +130,7 @@ def ok_record(
         ),
         "data": data_part(**data or {}),
         "training": training_part(steps, precision, **training),
-        "windows": _windows(rates, skipped_at),
+        "windows": _windows(rates, skipped_at, turns(precision, len(rates), in_turn=in_turn)),
         "steps": StepsPart(
             loss=losses,
             loss_scale=[65536.0 if amp else None] * len(losses),
@@ -262,20 +264,32 @@ def write_study(folder: Path, study: Study, *records: Record) -> Path:
     return folder
 
 
-def _windows(rates: Sequence[float], skipped_at: Sequence[int]) -> list[Window]:
+def turns(precision: str, windows: int, *, in_turn: bool = True) -> list[int]:
+    """Places of the timed windows in the order A B B A A B B A, fp32 being A and AMP B."""
+    second = int(precision == "amp")
+    if not in_turn:
+        return [second] * windows
+    return [2 * k + (second + k) % 2 for k in range(windows)]
+
+
+def _windows(
+    rates: Sequence[float], skipped_at: Sequence[int], places: Sequence[int]
+) -> list[Window]:
     windows = [_window(0, WARMUP_STEPS, 8.0, warmup=True)]
     for i, rate in enumerate(rates):
         first = WARMUP_STEPS + WINDOW_STEPS * i
         skipped = sum(first < step <= first + WINDOW_STEPS for step in skipped_at)
-        windows.append(_window(i + 1, WINDOW_STEPS - skipped, rate, warmup=False))
+        windows.append(_window(i + 1, WINDOW_STEPS - skipped, rate, places[i]))
     return windows
 
 
-def _window(index: int, applied_steps: int, rate: float, *, warmup: bool) -> Window:
+def _window(
+    index: int, applied_steps: int, rate: float, place: int = 0, *, warmup: bool = False
+) -> Window:
     time_s = WINDOW_STEPS * BATCH_SIZE / rate
     return Window(
         index=index,
-        arm_position=0,
+        arm_position=place,
         started_s=float(index),
         steps=WINDOW_STEPS,
         images=applied_steps * BATCH_SIZE,

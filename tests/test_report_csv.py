@@ -41,12 +41,22 @@ def test_each_arm_is_a_row_and_what_nobody_measured_is_empty(tmp_path: Path):
     # (39 + 40 + 44) / 3 is the record's own figure; 40 is the median of its windows.
     assert float(fp32["images_per_s"]) == pytest.approx(41)
     assert float(fp32["window_median_images_per_s"]) == pytest.approx(40)
-    assert float(amp["speedup"]) == pytest.approx(1.5)
+    # Ratios 60/39, 60/40 and 60/44, too few to trim: their geometric mean.
+    assert float(amp["speedup"]) == pytest.approx(60 / (39 * 40 * 44) ** (1 / 3), rel=1e-6)
+    assert float(amp["speedup_low"]) < float(amp["speedup"]) < float(amp["speedup_high"])
+    assert (amp["verdict"], amp["speedup_pairs"], amp["speedup_windows"]) == ("too noisy", "1", "3")
+    assert amp["speedup_measured_in_turn"] == "True"
+    assert (fp32["verdict"], fp32["speedup"]) == ("", "")
     assert fp32["parameters"] == "11179077"
     assert fp32["host_peak_bytes"] == str(300 * 2**20)
     assert (fp32["loss_scale_final"], amp["loss_scale_final"]) == ("", "65536.0")
     assert json.loads(fp32["val_top1_fraction_by_class_json"])["ramen"] == 0.55
     assert (paddle["status"], paddle["reason"]) == ("unavailable", "no kernels")
+    assert (paddle["verdict"], paddle["speedup"], paddle["speedup_pairs"]) == (
+        "unavailable",
+        "",
+        "",
+    )
     assert (paddle["images_per_s"], paddle["skipped_steps"]) == ("", "")
     assert (fake["status"], fake["timed_windows"]) == ("not run yet", "")
 

@@ -68,7 +68,11 @@ def test_frameworks_that_differ_in_nothing_else_have_a_ratio():
     (pair,) = framework_comparisons([torch, paddle])
 
     assert pair.name == "fp32: paddle over torch"
-    assert pair.ratio == "×0.500 [0.500, 0.500]"
+    # Equal windows: what is left is the assumed spread of 5 % between processes. The 97.5 %
+    # quantile of the product of two standard normal variables is 2.18; exp(±2.18 × 0.05) about.
+    assert pair.ratio == (
+        "×0.500 [0.448, 0.558]; measured one after the other: drift is not cancelled"
+    )
     assert roles(torch, paddle) == {
         "backend": "under test",
         "framework version": "under test",

@@ -1,86 +1,42 @@
-"""The speedup and its interval, against arithmetic and against an exact enumeration."""
+"""From records to the windows that a verdict is made of; the statistics have tests of their own."""
 
-import itertools
-from statistics import median
+import math
+from typing import Any
 
-import numpy as np
 import pytest
-from report_records import ok_record
+from report_records import ok_record, turns, unavailable_record
 
-from reports.speedup import MIN_WINDOWS, speedup, window_rates
-
-
-def test_the_ratio_is_that_of_the_medians():
-    # Medians 20 and 50, whatever the means are.
-    assert speedup([10, 20, 90], [40, 50, 51]).ratio == 2.5
+from harness.records import Record
+from reports.cells import study_cells
+from reports.comparison import ComparisonRow, comparison_rows
+from reports.speedup import process_pair, window_rates
 
 
-def test_arms_without_spread_have_an_interval_without_width():
-    gain = speedup([10.0] * 4, [30.0] * 4)
+def row_of(*records: Record) -> ComparisonRow:
+    """The one row of the records of a backend."""
+    (row,) = comparison_rows(study_cells(None, records))
+    return row
 
-    assert (gain.low, gain.ratio, gain.high) == (3, 3, 3)
 
-
-def test_the_interval_is_that_of_all_resamples_of_three_windows():
-    fp32, amp = [10.0, 11.0, 13.0], [20.0, 23.0, 24.0]
-    every_median = [
-        [median(sample) for sample in itertools.product(rates, repeat=3)] for rates in (amp, fp32)
+def pair_of_seed(seed: int, fp32: float, amp: float, **changes: Any) -> list[Record]:
+    """Two arms of three windows each, all at one rate."""
+    return [
+        ok_record(rates=[fp32] * 3, seed=seed, **changes),
+        ok_record(precision="amp", rates=[amp] * 3, seed=seed, **changes),
     ]
-    ratios = [a / b for a, b in itertools.product(*every_median)]
-    # 729 equally likely ratios; 9,999 drawn ones put the percentiles on the same steps.
-    exact = np.quantile(ratios, [0.025, 0.975], method="inverted_cdf")
-
-    gain = speedup(fp32, amp)
-
-    assert [gain.low, gain.high] == pytest.approx(exact, rel=1e-9)
 
 
-def test_the_same_records_give_the_same_interval():
-    assert speedup([10, 11, 12], [9, 10, 12]) == speedup([10, 11, 12], [9, 10, 12])
+def placed(record: Record, places: list[int]) -> Record:
+    """`record` with its timed windows at these places in the order of measuring."""
+    warmup, *timed = record.windows
+    moved = [
+        window.model_copy(update={"arm_position": place})
+        for window, place in zip(timed, places, strict=True)
+    ]
+    return record.model_copy(update={"windows": [warmup, *moved]})
 
 
-def test_the_interval_contains_the_true_ratio_about_as_often_as_it_says():
-    rng = np.random.default_rng(20260101)
-    trials, true_ratio = 300, 1.4
-    contained = 0
-    for _ in range(trials):
-        fp32 = 40 * np.exp(rng.normal(0, 0.05, 8))
-        amp = 40 * true_ratio * np.exp(rng.normal(0, 0.05, 8))
-        gain = speedup(fp32.tolist(), amp.tolist())
-        assert gain.low is not None
-        assert gain.high is not None
-        contained += gain.low <= true_ratio <= gain.high
-
-    # 95 % less three standard errors of 300 trials.
-    assert contained / trials > 0.95 - 3 * (0.95 * 0.05 / trials) ** 0.5
-
-
-@pytest.mark.parametrize(
-    ("amp", "verdict"),
-    [([20, 20, 21], "faster"), ([5, 5, 6], "slower"), ([9, 10, 12], "unclear")],
-)
-def test_the_verdict_follows_from_where_the_interval_lies(amp: list[float], verdict: str):
-    assert speedup([9, 10, 11], amp).verdict == verdict
-
-
-def test_too_few_windows_give_no_ratio_but_a_reason():
-    gain = speedup([10.0, 11.0, 12.0], [20.0, 21.0])
-
-    assert (gain.ratio, gain.low, gain.high, gain.verdict) == (None, None, None, "no ratio")
-    assert gain.reason is not None
-    assert gain.reason.startswith(f"AMP has 2 timed windows and an interval needs {MIN_WINDOWS}")
-
-
-def test_windows_of_skipped_steps_only_count_as_zero():
-    gain = speedup([10.0, 10.0, 10.0], [0.0, 0.0, 5.0, 5.0, 5.0])
-
-    assert (gain.low, gain.ratio, gain.high) == (0, 0.5, 0.5)
-
-
-def test_an_fp32_window_without_images_gives_no_ratio():
-    gain = speedup([10.0, 0.0, 10.0], [5.0, 5.0, 5.0])
-
-    assert (gain.ratio, gain.reason) == (None, "a timed window of fp32 has no images that count")
+# Windows.
 
 
 def test_warm_up_windows_do_not_count():
@@ -88,8 +44,195 @@ def test_warm_up_windows_do_not_count():
     assert window_rates(ok_record(rates=[40, 50])) == pytest.approx([40, 50])
 
 
+def test_the_untimed_step_before_each_window_does_not_count():
+    record = ok_record(rates=[40, 50, 60])
+    settled = [
+        part
+        for window in record.windows
+        for part in (window.model_copy(update={"warmup": True, "time_s": 9.0}), window)
+    ]
+    assert window_rates(record.model_copy(update={"windows": settled})) == pytest.approx(
+        [40, 50, 60]
+    )
+
+
 def test_images_of_skipped_steps_do_not_count():
     # Steps 3 and 4 are the first timed window; one of the two is skipped.
     rates = window_rates(ok_record(precision="amp", rates=[40, 50], skipped_at=[4]))
 
     assert rates == pytest.approx([20, 50])
+
+
+# Pairs.
+
+
+def test_the_made_arms_are_measured_a_b_b_a():
+    assert turns("fp32", 4) == [0, 3, 4, 7]
+    assert turns("amp", 4) == [1, 2, 5, 6]
+
+
+def test_windows_are_matched_in_the_order_in_which_they_were_measured():
+    fp32 = ok_record(rates=[10, 20, 30])
+    shuffled = fp32.model_copy(update={"windows": fp32.windows[::-1]})
+    pair = process_pair(shuffled, ok_record(precision="amp", rates=[20, 40, 60]))
+
+    assert pair.in_turn
+    assert pair.windows.log_ratios == pytest.approx([math.log(2)] * 3)
+
+
+def test_a_machine_that_slows_down_leaves_the_speedup_as_it_is():
+    verdict = row_of(
+        ok_record(rates=[80, 40, 20, 10]), ok_record(precision="amp", rates=[120, 60, 30, 15])
+    ).verdict
+
+    assert verdict.speedup is not None
+    assert verdict.speedup.ratio == pytest.approx(1.5)
+    assert verdict.speedup.window_sd == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fp32", "amp"),
+    [
+        ([0, 0, 0], [1, 1, 1]),  # each arm as a whole
+        ([0, 1, 2], [3, 4, 5]),  # an arm that was run anew alone, after the other
+        ([0, 1, 2], [0, 3, 4]),  # and one whose places were counted from 0 again
+        ([0, 1, 2], [1, 2, 5]),
+        ([0, 3, 4], [1, 2, 7]),  # a turn that only one arm took
+    ],
+)
+def test_arms_whose_windows_do_not_alternate_were_not_measured_in_turn(
+    fp32: list[int], amp: list[int]
+):
+    row = row_of(placed(ok_record(), fp32), placed(ok_record(precision="amp"), amp))
+
+    assert row.judged.in_turn is False
+    assert row.verdict.warnings[-1] == (
+        "the arms were measured one after the other: drift is not cancelled"
+    )
+
+
+def test_windows_after_the_end_of_the_other_arm_have_no_partner_and_do_no_harm():
+    pair = process_pair(
+        placed(ok_record(rates=[40] * 5), [0, 3, 4, 6, 7]),
+        placed(ok_record(precision="amp"), [1, 2, 5]),
+    )
+    assert pair.in_turn
+    assert pair.windows.matched == 3
+
+
+def test_arms_measured_in_turn_bring_no_warning():
+    row = row_of(*pair_of_seed(0, 40, 60))
+
+    assert row.judged.in_turn is True
+    assert not any("drift" in warning for warning in row.verdict.warnings)
+
+
+def test_the_time_of_workers_alive_together_counts_once():
+    # Window k starts k seconds after the worker: the third ends at 3 + 32 / 20 = 4.6 s. Of the
+    # other arm the warm-up window of 32 images at 8 images/s ends last, at 4 s.
+    fp32, amp = pair_of_seed(0, 40, 20)
+    assert process_pair(fp32, amp).windows.time_s == pytest.approx(4.6)
+
+    apart = ok_record(precision="amp", rates=[20] * 3, in_turn=False)
+    assert process_pair(fp32, apart).windows.time_s == pytest.approx(8.6)
+
+
+# The verdict on them.
+
+
+def test_a_window_whose_steps_were_all_skipped_leaves_no_speedup_and_says_so():
+    # Steps 3 and 4 are the first timed window: it has 0 images/s, and 0 has no logarithm.
+    row = row_of(
+        ok_record(rates=[40] * 4), ok_record(precision="amp", rates=[60] * 4, skipped_at=[3, 4])
+    )
+    assert row.amp.window_images_per_s[0] == 0
+    assert row.verdict.outcome == "unavailable"
+    assert row.verdict.speedup is None
+    assert row.verdict.reason == (
+        "A timed window of AMP has no images: all its steps were skipped."
+    )
+
+
+def test_too_few_windows_give_no_ratio_but_a_reason():
+    row = row_of(ok_record(), ok_record(precision="amp", rates=[20, 21]))
+
+    assert (row.verdict.outcome, row.verdict.speedup) == ("unavailable", None)
+    assert "No process pair has more than 2 timed windows an arm" in row.verdict.reason
+
+
+def test_each_seed_is_a_process_pair():
+    row = row_of(*pair_of_seed(0, 40, 60), *pair_of_seed(1, 40, 58), *pair_of_seed(2, 50, 80))
+    gain = row.verdict.speedup
+
+    assert gain is not None
+    assert gain.pair_ratios == pytest.approx((1.5, 1.45, 1.6))
+    assert gain.windows == 9
+    assert [pair.seed for pair in row.judged.counted] == [0, 1, 2]
+    # Of three pairs and more, the spread between processes is estimated and not assumed.
+    assert row.verdict.assumption is None
+    assert row.notes == ()
+
+
+def test_with_one_pair_the_assumption_about_processes_is_told():
+    assumption = row_of(*pair_of_seed(0, 40, 60)).verdict.assumption
+
+    assert assumption is not None
+    assert assumption.startswith("1 process pair cannot show how processes differ")
+
+
+def test_a_seed_that_failed_is_left_out_and_named():
+    fp32, amp = pair_of_seed(2, 40, 60)
+    failed = amp.model_copy(update={"status": "failed", "reason": "out of luck"})
+    row = row_of(*pair_of_seed(0, 40, 60), *pair_of_seed(1, 40, 60), fp32, failed)
+
+    assert row.verdict.speedup is not None
+    assert len(row.verdict.speedup.pair_ratios) == 2
+    assert row.notes == ("the pair seed2 does not count: AMP failed: out of luck.",)
+
+
+def test_a_seed_with_other_settings_is_no_repetition():
+    row = row_of(*pair_of_seed(0, 40, 60), *pair_of_seed(1, 40, 60, training={"threads": 1}))
+
+    assert row.verdict.speedup is not None
+    assert len(row.verdict.speedup.pair_ratios) == 1
+    assert row.notes == ("the pair seed1 does not count: it differs in threads: 2 | 1",)
+
+
+def test_a_seed_whose_own_arms_differ_is_left_out():
+    fp32, _ = pair_of_seed(1, 40, 60)
+    amp = ok_record(precision="amp", seed=1, training={"layout": "nhwc"})
+    row = row_of(*pair_of_seed(0, 40, 60), fp32, amp)
+
+    assert row.notes == ("the pair seed1 does not count: it differs in layout: nchw | nhwc",)
+
+
+def test_a_seed_of_another_length_is_a_repetition_all_the_same():
+    longer = [
+        ok_record(rates=[40] * 5, seed=1),
+        ok_record(precision="amp", rates=[60] * 5, seed=1),
+    ]
+    gain = row_of(*pair_of_seed(0, 40, 60), *longer).verdict.speedup
+
+    assert gain is not None
+    assert gain.windows == 3 + 5
+
+
+def test_further_seeds_give_no_speedup_where_the_shown_arms_have_none():
+    fp32, _ = pair_of_seed(0, 40, 60)
+    missing = unavailable_record("torch", "no kernels")
+    row = row_of(fp32, missing, *pair_of_seed(1, 40, 60))
+
+    assert row.verdict.outcome == "unavailable"
+    assert row.verdict.reason == "AMP unavailable: no kernels."
+
+
+def test_pairs_measured_in_different_ways_are_told_apart():
+    apart = [
+        ok_record(rates=[40] * 3, seed=1, in_turn=False),
+        ok_record(precision="amp", rates=[60] * 3, seed=1, in_turn=False),
+    ]
+    row = row_of(*pair_of_seed(0, 40, 60), *apart)
+
+    assert row.verdict.warnings[-1] == (
+        "the arms of 1 of 2 process pairs were measured one after the other: drift is not cancelled"
+    )
