@@ -206,6 +206,15 @@ def test_a_seed_whose_own_arms_differ_is_left_out():
     assert row.notes == ("the pair seed1 does not count: it differs in layout: nchw | nhwc",)
 
 
+def test_a_seed_whose_arms_were_given_different_batches_is_left_out():
+    fp32, _ = pair_of_seed(1, 40, 60)
+    amp = ok_record(precision="amp", rates=[60] * 3, seed=1, data={"batch_sha256": "cc" * 32})
+    row = row_of(*pair_of_seed(0, 40, 60), fp32, amp)
+
+    (note,) = row.notes
+    assert note.startswith("the pair seed1 does not count: it differs in first batches: ")
+
+
 def test_a_seed_of_another_length_is_a_repetition_all_the_same():
     longer = [
         ok_record(rates=[40] * 5, seed=1),
