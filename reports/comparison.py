@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -31,7 +31,8 @@ class ArmFigures:
     dtype: str | None
     """Compute dtype that was asked for."""
     window_images_per_s: tuple[float, ...]
-    """One value a timed window."""
+    """One value a timed window, of all process pairs behind the speedup; without one, of the arm
+    shown."""
     images_per_s: float | None
     """Median of :attr:`window_images_per_s`."""
     val_top1: float | None
@@ -96,7 +97,7 @@ def comparison_table(
 
 
 def comparison_rows(cells: Iterable[Cell]) -> list[ComparisonRow]:
-    """As :func:`comparison_table`, from cells. Further seeds count in the verdict alone."""
+    """As :func:`comparison_table`, from cells. Further seeds count in images/s and verdict."""
     by_backend: dict[str, dict[str, dict[str, Cell]]] = {}
     for cell in cells:
         if cell.precision in ("fp32", "amp"):
@@ -118,12 +119,15 @@ def _row(
     measured = all(record.training is not None for record in records.values())
     both = len(records) == 2 and measured
     judged = judge_arms(arms, further)
+    paired = [pair.windows for pair in judged.counted]
+    fp32_rates = [rate for pair in paired for rate in pair.baseline_images_per_s]
+    amp_rates = [rate for pair in paired for rate in pair.candidate_images_per_s]
     version = next((r.framework_version for r in records.values() if r.framework_version), None)
     return ComparisonRow(
         backend=backend,
         framework_version=version,
-        fp32=_figures(backend, "fp32", arms.get("fp32"), loss_step),
-        amp=_figures(backend, "amp", arms.get("amp"), loss_step),
+        fp32=_figures(backend, "fp32", arms.get("fp32"), loss_step, fp32_rates),
+        amp=_figures(backend, "amp", arms.get("amp"), loss_step, amp_rates),
         judged=judged,
         loss_step=loss_step,
         differences=tuple(differences(records["fp32"], records["amp"])) if both else (),
@@ -137,9 +141,15 @@ def _row(
     )
 
 
-def _figures(backend: str, precision: str, cell: Cell | None, loss_step: int | None) -> ArmFigures:
+def _figures(
+    backend: str,
+    precision: str,
+    cell: Cell | None,
+    loss_step: int | None,
+    pair_rates: Sequence[float],
+) -> ArmFigures:
     record = None if cell is None else cell.record
-    rates = () if record is None else tuple(window_rates(record))
+    rates = tuple(pair_rates or (() if record is None else window_rates(record)))
     accuracy = None if record is None else record.accuracy
     losses = [] if record is None else record.steps.loss
     peak_bytes, peak_source = _peak(record)

@@ -350,8 +350,8 @@ def _truth_of_ratio(
         )
     else:
         yield (
-            f"{corrected}; this defect does not explain the difference: pairs of processes differ "
-            "by more than their windows show."
+            f"{corrected}; this defect does not explain the difference: processes can differ by "
+            "more than the interval assumes, and the machine can drift from arm to arm."
         )
 
 

@@ -65,7 +65,9 @@ def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | 
         keys = legend(charts.PRECISION_COLOURS, charts.PRECISION_COLOURS, dashed=False)
         svg = charts.throughput_chart(rows)
         chart = Chart(title="Throughput", svg=svg, alt=spoken, legend=keys)
-        caption = "Images per second. A dot is one timed window; the bar is the median of them."
+        caption = (
+            "Images per second. A dot is one timed window, of all seeds; the bar is their median."
+        )
         blocks.append(Figure(caption=caption, charts=(chart,)))
     blocks.append(
         Table(

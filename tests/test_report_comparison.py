@@ -149,19 +149,21 @@ def test_the_loss_scale_policy_is_a_part_of_amp():
     ]
 
 
-def test_records_of_further_seeds_never_overwrite_the_row():
+def test_further_seeds_count_in_images_per_second_and_never_overwrite_the_row():
     records = [
         ok_record(rates=[40, 40, 40]),
         ok_record(precision="amp", rates=[60, 60, 60]),
-        ok_record(rates=[1, 1, 1], seed=1),
-        ok_record(precision="amp", rates=[1, 1, 1], seed=1),
+        ok_record(rates=[42, 42, 42], seed=1),
+        ok_record(precision="amp", rates=[70, 70, 70], seed=1),
     ]
     for study in (study_of(*(record.arm for record in records)), None):
         for order in (records, records[::-1]):
             (row,) = comparison_table(study, order)
 
             assert (row.fp32.arm, row.amp.arm) == ("torch-fp32", "torch-amp")
-            assert (row.fp32.images_per_s, row.amp.images_per_s) == (40, 60)
+            # Medians of three windows of each seed.
+            assert row.fp32.images_per_s == pytest.approx(41)
+            assert row.amp.images_per_s == pytest.approx(65)
 
 
 def test_peak_memory_is_the_allocators_where_known_and_says_so():
