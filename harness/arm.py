@@ -73,6 +73,7 @@ class Arm:
         self._order_digest = hashlib.sha256()
         self._hashed_batches = 0
         self._data_wait_s = 0.0
+        self._learning_rate = run.lr
 
     def prepare(self) -> Prepared:
         """Open the device, build the network and put the first batch on its way.
@@ -119,7 +120,9 @@ class Arm:
         cpu_start = self._cpu_clock()
         start = self._clock()
         for rate in rates:
-            backend.set_learning_rate(rate)
+            if rate != self._learning_rate:
+                backend.set_learning_rate(rate)
+                self._learning_rate = rate
             backend.train_step(self._next_batch)
             # The step is under way: fetch and send the next batch meanwhile.
             self._next_batch = next(self._feed)

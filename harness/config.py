@@ -79,6 +79,8 @@ class RunConfig(BaseModel):
     clip_norm: float | None = Field(default=None, gt=0)
     """Bound of the global norm of the unscaled gradients."""
     augment: Literal["none", "flip", "crop"] = "none"
+    resize: Literal["squash", "crop", "pad"] = "squash"
+    """How a photo becomes a square: distorted, its middle cut out, or bordered."""
     input: Literal["cached", "live", "synthetic"] = "cached"
     seed: int = Field(default=0, ge=0, lt=2**31)
     device: str = "auto"

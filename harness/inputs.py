@@ -88,10 +88,15 @@ def prepare_input(
     manifest_csv.parent.mkdir(parents=True, exist_ok=True)
     if not (keep_manifest and manifest_csv.exists()):
         manifest.write_csv(manifest_csv)
+        manifest.write_quarantine_csv(manifest_csv.with_name("quarantine.csv"))
     path = manifest_csv.resolve()
     if run.input == "cached":
         path = build_cache(
-            manifest, image_size=run.image_size, cache_dir=cache_dir, progress=progress
+            manifest,
+            image_size=run.image_size,
+            resize=run.resize,
+            cache_dir=cache_dir,
+            progress=progress,
         )
     data = DataPart(
         name=manifest.name,
@@ -123,7 +128,9 @@ def _open_honest(spec: InputSpec, run: RunConfig) -> PixelSource:
         case "live":
             assert spec.path is not None
             workers = 1 if "live_decoding" in spec.defects else None
-            return LivePixels(spec.path, image_size=run.image_size, workers=workers)
+            return LivePixels(
+                spec.path, image_size=run.image_size, resize=run.resize, workers=workers
+            )
 
 
 def _synthetic(run: RunConfig) -> SyntheticPixels:

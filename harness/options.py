@@ -53,6 +53,11 @@ _OPTIONS: list[Callable[..., Any]] = [
         help="Random mirror images, or shifts as well; the same for every framework.  [none]",
     ),
     click.option(
+        "--resize",
+        type=click.Choice(["squash", "crop", "pad"]),
+        help="How a photo becomes a square.  [squash]",
+    ),
+    click.option(
         "--input",
         type=click.Choice(["cached", "live", "synthetic"]),
         help="Decode once, decode at every step, or one noise batch on the device.  [cached]",

@@ -84,6 +84,7 @@ class TrainingPart(_Part):
     weight_decay: float
     clip_norm: float | None
     augment: str
+    resize: str = "squash"
     seed: int
     input: str
     layout: str | None

@@ -119,7 +119,6 @@ def _run_missing(
         records[record.arm] = record
         _refuse_other_data(records.values())
 
-    position = 0
     for _, group in groupby(runs, key=lambda run: (run.backend, run.label)):
         missing = []
         for run in group:
@@ -129,6 +128,7 @@ def _run_missing(
             else:
                 missing.append(run)
         if missing:
+            measured = (w.arm_position for record in records.values() for w in record.windows)
             run_pair(
                 missing,
                 data,
@@ -137,10 +137,7 @@ def _run_missing(
                 command=studio.repeat_command,
                 on_event=studio.on_event,
                 on_record=keep,
-                arm_position=position,
-            )
-            position = 1 + max(
-                (w.arm_position for record in records.values() for w in record.windows), default=0
+                arm_position=1 + max(measured, default=-1),
             )
     write_json(directory / "study.json", study.model_copy(update={"finished": True}))
     return [records[run.arm] for run in runs]

@@ -40,15 +40,12 @@ class Recorder(FakeBackend):
         self.calls.append("train_step")
         # Without normalisation, feature 0 tells the value that fills the first image.
         self.trained.append(id(batch))
+        self.rates.append(self._learning_rate)  # in force, from `build` or set since
         super().train_step(batch)
 
     def synchronize(self) -> None:
         self.calls.append("synchronize")
         super().synchronize()
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        self.rates.append(learning_rate)
-        super().set_learning_rate(learning_rate)
 
     def evaluate(self, batch: Any) -> np.ndarray:
         self.evaluated_shapes.append(batch[0].shape)

@@ -32,6 +32,7 @@ FLAGS: dict[str, tuple[str | None, str, Any]] = {
     "--lr-schedule": ("cosine", "lr_schedule", "cosine"),
     "--clip-norm": ("1.5", "clip_norm", 1.5),
     "--augment": ("crop", "augment", "crop"),
+    "--resize": ("pad", "resize", "pad"),
     "--input": ("live", "input", "live"),
     "--seed": ("42", "seed", 42),
     "--device": ("cuda:1", "device", "cuda:1"),
