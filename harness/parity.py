@@ -81,6 +81,8 @@ class ParityRow:
     worst: str | None
     """Layer or tensor with the largest relative error of its own."""
     worst_error: float | None
+    first_over: str | None
+    """First one, in the order of the network, whose own error is over the tolerance."""
     tolerance: float | None
     """Bound of ``worst_error``; None for noise, which has no verdict."""
     verdict: Verdict
@@ -120,8 +122,8 @@ def relative_error(x: np.ndarray, reference: np.ndarray, floor: float = 0.0) -> 
 
 def compare_quantity(
     arrays: Arrays, reference: Arrays, quantity: str
-) -> tuple[float, str, float] | None:
-    """Overall error, worst tensor and its own error; None if the reference lacks the quantity.
+) -> tuple[float, dict[str, float]] | None:
+    """Overall error, and each tensor's own; None if the reference lacks the quantity.
 
     A tensor's own norm is not taken below a millionth of the largest one's: what cancels to
     nothing (a gradient that is zero in exact arithmetic) has no relative error worth the name.
@@ -135,14 +137,13 @@ def compare_quantity(
         name.partition("/")[2]: relative_error(arrays.get(name, nothing), reference[name], floor)
         for name in names
     }
-    worst = max(errors, key=lambda name: errors[name])
-    if not np.isfinite(errors[worst]):
-        return float("inf"), worst, float("inf")
+    if not all(np.isfinite(error) for error in errors.values()):
+        return float("inf"), errors
     together = relative_error(
         np.concatenate([arrays[name].ravel() for name in names]),
         np.concatenate([reference[name].ravel() for name in names]),
     )
-    return together, worst, errors[worst]
+    return together, errors
 
 
 class _ModelParity:
@@ -254,11 +255,13 @@ class _ModelParity:
     ) -> ParityRow:
         compared = compare_quantity(arrays, reference, quantity)
         assert compared is not None, quantity
-        error, worst, worst_error = compared
+        error, errors = compared
+        worst = max(errors, key=lambda name: errors[name])
+        over = [name for name, own in errors.items() if bound is not None and own > bound[0]]
         verdict: Verdict = "noise"
         reason = "rounding, amplified by the depth of the network: shown, not judged"
         if bound is not None:
-            verdict, reason = ("pass" if worst_error <= bound[0] else "fail"), bound[1]
+            verdict, reason = ("fail" if over else "pass"), bound[1]
         if is_reference:
             verdict, reason = "reference", "the other frameworks are compared with this one"
         return ParityRow(
@@ -268,7 +271,8 @@ class _ModelParity:
             quantity=quantity,
             error=error,
             worst=worst,
-            worst_error=worst_error,
+            worst_error=errors[worst],
+            first_over=over[0] if over else None,
             tolerance=bound[0] if bound else None,
             verdict=verdict,
             reason=reason,
@@ -286,6 +290,7 @@ class _ModelParity:
             error=None,
             worst=None,
             worst_error=None,
+            first_over=None,
             tolerance=None,
             verdict="unavailable" if failure.status == "unavailable" else "fail",
             reason=failure.reason,

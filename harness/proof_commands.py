@@ -218,7 +218,7 @@ def _print_parity(rows: list[ParityRow]) -> None:
             row.quantity,
             _exponent(row.error),
             _exponent(row.worst_error),
-            row.worst or "",
+            f"{row.worst} (first: {row.first_over})" if row.first_over else row.worst or "",
             _exponent(row.tolerance),
             Text(row.verdict, style=_COLOURS.get(row.verdict, "")),
         )

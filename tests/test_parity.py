@@ -29,7 +29,7 @@ def test_zeros_agree_with_zeros_and_with_nothing_else():
     assert relative_error(np.array([1e-100, 0]), np.zeros(2)) == np.inf
 
 
-def test_the_worst_tensor_is_named_with_its_own_error():
+def test_each_tensor_has_its_own_error_beside_that_of_the_whole():
     reference = {
         "gradients/a": np.array([3.0]),
         "gradients/b": np.array([4.0]),
@@ -37,24 +37,23 @@ def test_the_worst_tensor_is_named_with_its_own_error():
     }
     arrays = {"gradients/a": np.array([3.0]), "gradients/b": np.array([4.4])}
     # Together ‖(0, 0.4)‖ / ‖(3, 4)‖ = 0.08; b alone 0.1.
-    error, worst, worst_error = compare_quantity(arrays, reference, "gradients") or (0, "", 0)
-    assert (error, worst, worst_error) == (pytest.approx(0.08), "b", pytest.approx(0.1))
+    compared = compare_quantity(arrays, reference, "gradients")
+    assert compared == (pytest.approx(0.08), {"a": 0, "b": pytest.approx(0.1)})
 
 
-def test_a_tensor_that_is_missing_is_the_worst():
+def test_a_tensor_that_is_missing_is_infinitely_wrong():
     reference = {"gradients/a": np.ones(2), "gradients/b": np.ones(2)}
     assert compare_quantity({"gradients/a": np.ones(2)}, reference, "gradients") == (
         np.inf,
-        "b",
-        np.inf,
+        {"a": 0, "b": np.inf},
     )
 
 
 def test_what_cancels_to_nothing_is_measured_against_a_millionth_of_the_largest():
     reference = {"gradients/big": np.array([1.0]), "gradients/zero": np.array([1e-17])}
     arrays = {"gradients/big": np.array([1.0]), "gradients/zero": np.array([-1e-17])}
-    _, worst, error = compare_quantity(arrays, reference, "gradients") or (0, "", 0)
-    assert (worst, error) == ("zero", pytest.approx(2e-11))
+    _, errors = compare_quantity(arrays, reference, "gradients") or (0, {})
+    assert errors == {"big": 0, "zero": pytest.approx(2e-11)}
 
 
 def test_a_quantity_that_the_reference_lacks_is_not_compared():
@@ -104,4 +103,5 @@ def test_a_backend_that_computes_something_else_turns_the_table_red(needs_framew
 
     verdicts = {row["quantity"]: row["verdict"] for row in rows if row["backend"] == "fake"}
     assert code == 1
+    assert all(row["first_over"] for row in rows if row["verdict"] == "fail" and row["worst"])
     assert verdicts["logits"] == verdicts["loss"] == verdicts["gradients"] == "fail"
