@@ -42,7 +42,9 @@ class BatchNorm:
     name: str
     channels: int
     momentum: float = 0.1
-    epsilon: float = 1e-5
+    # The float32 number nearest to 1e-5, which is what every framework computes with in float32;
+    # Paddle holds it in float32 even in float64.
+    epsilon: float = 9.999999747378752e-06
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,9 @@ from harness.networks import (
 from harness.protocol import CHANNEL_MEAN, CHANNEL_STD, TrainState, Unsupported
 from harness.weights import initial_weights
 
+# BatchNorm's epsilon: the float32 number nearest to 1e-5 (NumPy rounds it here).
+EPSILON = float(np.float32(1e-5))
+
 pytestmark = pytest.mark.torch
 
 SIZE, CLASSES, BATCH = 8, 3, 4
@@ -125,7 +128,7 @@ def convolved(x: np.ndarray, weight: np.ndarray, stride: int = 1, padding: int =
     return np.einsum("nchwij,ocij->nohw", parts, weight)
 
 
-def batch_normalised(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
+def batch_normalised(x: np.ndarray, epsilon: float = EPSILON) -> np.ndarray:
     mean, variance = x.mean(axis=(0, 2, 3)), x.var(axis=(0, 2, 3))
     shape = (1, -1, 1, 1)
     return (x - mean.reshape(shape)) / np.sqrt(variance.reshape(shape) + epsilon)
@@ -279,7 +282,7 @@ def test_batch_norm_and_its_gradients_follow_the_paper():
 
     x_hat = batch_normalised(x)
     axes = (0, 2, 3)
-    deviation = np.sqrt(x.var(axis=axes, keepdims=True) + 1e-5)
+    deviation = np.sqrt(x.var(axis=axes, keepdims=True) + EPSILON)
     means = dy.mean(axis=axes, keepdims=True), (dy * x_hat).mean(axis=axes, keepdims=True)
     close(probe.output, x_hat)
     close(probe.input_gradient, (dy - means[0] - x_hat * means[1]) / deviation)
@@ -612,7 +615,7 @@ def test_evaluation_uses_the_running_statistics_and_changes_nothing():
     def normalise(x: np.ndarray, norm: str) -> np.ndarray:
         parts = ("running_mean", "running_var", "weight", "bias")
         mean, variance, scale, shift = (weights[f"{norm}.{p}"][:, None, None] for p in parts)
-        return (x - mean) / np.sqrt(variance + 1e-5) * scale + shift
+        return (x - mean) / np.sqrt(variance + EPSILON) * scale + shift
 
     conv1 = convolved(normalised(), weights["conv1.weight"], stride=2, padding=1)
     pool = windows(np.maximum(normalise(conv1, "bn1"), 0), 3, 2, 1, -np.inf).max(axis=(4, 5))
