@@ -211,9 +211,7 @@ class FakeBackend:
 
     def evidence(self, batch: tuple[np.ndarray, np.ndarray]) -> Evidence:
         """Claims the requested dtype for each convolution of the description."""
-        requested = {"fp32": "float32", "float64": "float64"}.get(
-            self._run.precision, self._run.amp_dtype
-        )
+        requested = self._run.compute_dtype
         effective = self._behaviour.effective or requested
         return Evidence(
             source="the fake backend's word",

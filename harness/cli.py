@@ -18,6 +18,7 @@ from harness.data_commands import data
 from harness.options import (
     HOW_OPTIONS,
     configure,
+    interpreters,
     preset_name,
     refuse_given,
     repeat_command,
@@ -235,17 +236,12 @@ class _Session:
         )
 
     def _studio(self, options: dict[str, Any], backends: Any) -> Studio:
-        from harness.interpreters import choose_interpreters
         from harness.study import Studio
 
-        try:
-            pythons = choose_interpreters(backends, options["python"], folder=Path.cwd())
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
         return Studio(
             cache_dir=Path(options["cache_dir"]) if options["cache_dir"] else None,
             strict=options["strict"],
-            pythons=pythons,
+            pythons=interpreters(backends, options["python"]),
             repeat_command=repeat_command,
             on_event=self._display.on_event,
             on_data=self._display.on_data,

@@ -122,6 +122,12 @@ class RunConfig(BaseModel):
         return "-".join(filter(None, (self.backend, self.precision, self.label)))
 
     @property
+    def compute_dtype(self) -> str:
+        """Dtype in which the convolutions are to compute: float32, float16, bfloat16 or float64."""
+        by_precision = {"fp32": "float32", "float64": "float64", "amp": self.amp_dtype}
+        return by_precision[self.precision]
+
+    @property
     def scales_loss(self) -> bool:
         """Whether the arm uses a loss scaler: float16 needs one, bfloat16 has float32's range."""
         return self.precision == "amp" and self.amp_dtype == "float16"

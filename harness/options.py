@@ -7,7 +7,8 @@ Nothing heavy is imported here, so that ``--help`` answers at once; values are v
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -151,6 +152,20 @@ def configure(options: dict[str, Any], **fixed: Any) -> RunConfig:
         flag = _flag(str(first["loc"][0])) if first["loc"] else ""
         text = first["msg"].removeprefix("Value error, ")
         raise click.UsageError(f"{flag}: {text}" if flag else text) from error
+
+
+def interpreters(backends: Iterable[str], given: Iterable[str]) -> dict[str, str]:
+    """Backend → interpreter, from ``--python`` and the environments in the current folder.
+
+    Raises:
+        click.UsageError: an item of ``given`` cannot be used.
+    """
+    from harness.interpreters import choose_interpreters
+
+    try:
+        return choose_interpreters(backends, given, folder=Path.cwd())
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def refuse_given(ctx: click.Context, why: str, *, but: Collection[str] = ()) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.options import MODELS
+from harness.options import MODELS, interpreters
 from harness.registry import BACKENDS, COMPARED
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def parity(
         backends=chosen,
         models=tuple(dict.fromkeys(models)) or ("resnet18",),
         base=_configure(backend=chosen[0], **run),
-        pythons=_interpreters(chosen, python),
+        pythons=interpreters(chosen, python),
     )
     rows = list(check_parity(plan, on_trial=lambda text: click.echo(text, err=True)))
     if as_json:
@@ -120,7 +120,7 @@ def drill(
     from harness.worker_process import WorkerFailed, WorkerProcess
 
     chosen = tuple(dict.fromkeys(backends)) or COMPARED
-    pythons = _interpreters(chosen, python)
+    pythons = interpreters(chosen, python)
     results: dict[tuple[str, str], list[Finding] | str] = {}
     with _failures_told(), tempfile.TemporaryDirectory(prefix="amp-drill-") as folder:
         for backend in chosen:
@@ -170,15 +170,6 @@ def _configure(**fields: Any) -> RunConfig:
         first = error.errors()[0]
         flag = " ".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
         raise click.UsageError(f"{flag}: {first['msg']}") from error
-
-
-def _interpreters(backends: tuple[str, ...], given: tuple[str, ...]) -> dict[str, str]:
-    from harness.interpreters import choose_interpreters
-
-    try:
-        return choose_interpreters(backends, given, folder=Path.cwd())
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 @contextmanager

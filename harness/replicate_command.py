@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from harness.options import MODELS
+from harness.options import MODELS, interpreters
 from harness.registry import ARTICLE_ADAPTERS
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def replicate(
     studio = Studio(
         cache_dir=Path(cache_dir) if cache_dir else None,
         strict=False,
-        pythons=_interpreters(base.backend, python),
+        pythons=interpreters([base.backend], python),
         repeat_command=lambda run: commands[run.label],
         on_event=display.on_event,
         on_data=display.on_data,
@@ -134,15 +134,6 @@ def _command(base: RunConfig, variant: str) -> str:
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
-
-
-def _interpreters(backend: str, given: tuple[str, ...]) -> dict[str, str]:
-    from harness.interpreters import choose_interpreters
-
-    try:
-        return choose_interpreters([backend], given, folder=Path.cwd())
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 @contextmanager

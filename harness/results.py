@@ -49,12 +49,6 @@ class ArmResults:
         self.memory: MemoryPart | None = None
         self.hashes: dict[str, str] = {}
 
-    @property
-    def wanted_dtype(self) -> str:
-        """Compute dtype that the run asks for."""
-        by_precision = {"fp32": "float32", "float64": "float64", "amp": self._run.amp_dtype}
-        return by_precision[self._run.precision]
-
     def record(self) -> Record:
         """Write up what is known."""
         run, prepared = self._run, self.prepared
@@ -72,7 +66,7 @@ class ArmResults:
             framework_version=in_force.framework_version if in_force else None,
             precision=PrecisionPart(
                 requested=run.precision,
-                dtype=self.wanted_dtype,
+                dtype=self._run.compute_dtype,
                 effective=self.evidence["effective"] if self.evidence else None,
                 tf32=in_force.tf32 if in_force else None,
                 evidence=self.evidence,

@@ -262,7 +262,7 @@ class ArmRun:
         """Ask what the steps run in; an AMP arm that does not run AMP is no AMP arm."""
         evidence = self._worker.ask("evidence")["evidence"]
         self._results.evidence = evidence
-        wanted, seen = self._results.wanted_dtype, evidence["effective"]
+        wanted, seen = self._run.compute_dtype, evidence["effective"]
         if seen != wanted:
             raise WorkerFailed(
                 "unavailable",

@@ -98,7 +98,7 @@ class PaddleBackend:
         refuse_unusable_installation(paddle)
         device = choose_device(paddle, run.device)
         self._on_cuda = device != "cpu"
-        dtype = {"fp32": "float32", "float64": "float64"}.get(run.precision, run.amp_dtype)
+        dtype = run.compute_dtype
         self._float = "float64" if run.precision == "float64" else "float32"
         capability = try_dtype(paddle, device, dtype)
         if not capability.available:
@@ -291,7 +291,7 @@ class PaddleBackend:
     def probe_layer(self, layer: str, x: np.ndarray, output_gradient: np.ndarray) -> LayerProbe:
         """See :meth:`harness.protocol.Backend.probe_layer`."""
         # Activations arrive in the low precision that the layer before left them in.
-        dtype = self._run.amp_dtype if self._run.precision == "amp" else self._float
+        dtype = self._run.compute_dtype
         inputs, gradient = (
             self._paddle.to_tensor(native_layout(values, self._format)).astype(dtype)
             for values in (x, output_gradient)

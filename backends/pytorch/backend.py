@@ -65,7 +65,7 @@ class TorchBackend:
         self._run = run
         self._device = choose_device(torch, run.device)
         on_cuda = self._device.type == "cuda"
-        dtype = {"fp32": "float32", "float64": "float64"}.get(run.precision, run.amp_dtype)
+        dtype = run.compute_dtype
         self._float = torch.float64 if run.precision == "float64" else torch.float32
         capability = try_dtype(torch, self._device.type, dtype)
         if not capability.available:

@@ -84,7 +84,7 @@ class TensorFlowBackend:
             tf.config.experimental.enable_op_determinism()
         tf.config.experimental.enable_tensor_float_32_execution(run.tf32)
         self._float = "float64" if run.precision == "float64" else "float32"
-        compute = run.amp_dtype if run.precision == "amp" else self._float
+        compute = run.compute_dtype
         keras.config.set_floatx(self._float)
         keras.config.set_dtype_policy(f"mixed_{compute}" if run.precision == "amp" else self._float)
         # Keras decides by devices and determinism; any model made of its own layers tells.
