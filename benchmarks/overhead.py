@@ -1,14 +1,18 @@
-"""Does the harness keep pace with a bare loop? Alternating windows of both, in one process.
+"""Does the harness keep pace with other ways of training? Alternating windows, in one process.
 
-    python benchmarks/overhead.py --backend torch
-    python benchmarks/overhead.py --backend fake      the harness's own cost per step
+    python benchmarks/overhead.py --backend torch                        a loop written by hand
+    python benchmarks/overhead.py --backend tensorflow --against fit     Keras model.fit
+    python benchmarks/overhead.py --backend paddle --against fit         paddle.Model.fit
+    python benchmarks/overhead.py --backend torch --amp --image-size 32 --batch-size 4
 
-Prints the ratio harness ÷ bare images/s with its 95 % interval (Student's t over the logarithms of
-the paired windows' ratios).
+Each process trains both networks in turns and gives one ratio of images/s, harness ÷ other; several
+processes give the interval (95 %, docs/method.md), for a process keeps a bias for its whole life.
 """
 
 import argparse
+import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -18,24 +22,20 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.bare_loops import LOOPS
+from benchmarks.bare_loops import LOOPS, Loop
+from benchmarks.fit_loops import FIT_LOOPS
 from datasets import SyntheticPixels
 from harness.arm import Arm
 from harness.config import RunConfig
-from harness.environment import worker_variables
+from harness.environment import usable_cpus, worker_variables
 from harness.protocol import Backend
 from harness.registry import load_backend
+from harness.speedup import PairWindows, estimate_speedup
 
 CLASSES = 5
-
-
-def interval(ratios: np.ndarray) -> tuple[float, float, float]:
-    """Geometric mean and its 95 % interval."""
-    from scipy import stats
-
-    logs = np.log(ratios)
-    low, high = stats.t.interval(0.95, len(logs) - 1, logs.mean(), stats.sem(logs))
-    return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
+OTHERS = {"bare": LOOPS, "fit": FIT_LOOPS}
+PROCESS_SD_SCALE = 0.01
+"""Both networks share the process here, so that its bias cancels but for their places in memory."""
 
 
 def open_arm(run: RunConfig, backend: Backend) -> Arm:
@@ -52,95 +52,105 @@ def open_arm(run: RunConfig, backend: Backend) -> Arm:
     return arm
 
 
-def compare(run: RunConfig, *, pairs: int, window_s: float) -> None:
-    """Measure ABBA windows of the harness (A) and the bare loop (B)."""
-    arm = open_arm(run, load_backend(run.backend))
+def measure(run: RunConfig, *, against: str, windows: int, steps: int, other_first: bool) -> None:
+    """Print the images/s of both as JSON: a window of each, in random order, again and again."""
     rng = np.random.default_rng(0)
     shape = (run.batch_size, run.image_size, run.image_size, 3)
     images = rng.integers(0, 256, shape, np.uint8)
     labels = rng.integers(0, CLASSES, run.batch_size, np.int64)
-    bare = LOOPS[run.backend](images, labels, CLASSES, run.device)
 
-    def harness_s(steps: int) -> float:
-        return arm.window(steps=steps, warmup=False, arm_position=0).window.time_s
+    def other_loop() -> Loop:
+        loop = OTHERS[against][run.backend]
+        return loop(images, labels, CLASSES, run.device, amp=run.precision == "amp")
 
-    def bare_s(steps: int) -> float:
+    # Which network lies first in memory is worth a percent or two: processes take turns.
+    if other_first:
+        other = other_loop()
+        arm = open_arm(run, load_backend(run.backend))
+    else:
+        arm = open_arm(run, load_backend(run.backend))
+        other = other_loop()
+
+    def harness_s(count: int) -> float:
+        return arm.window(steps=count, warmup=False, arm_position=0).window.time_s
+
+    def other_s(count: int) -> float:
         start = time.perf_counter()
-        bare(steps)
+        other(count)
         return time.perf_counter() - start
 
-    for warm_up in (harness_s, bare_s, harness_s, bare_s):
-        pace_s = warm_up(3) / 3
-    steps = max(2, round(window_s / pace_s))
-    rates: list[tuple[float, float]] = []
-    for pair in range(pairs):
-        order = (harness_s, bare_s) if pair % 2 == 0 else (bare_s, harness_s)
-        times = {measure: measure(steps) for measure in order}
-        images_per_window = steps * run.batch_size
-        rates.append((images_per_window / times[harness_s], images_per_window / times[bare_s]))
-    table = np.array(rates)
-    mean, low, high = interval(table[:, 0] / table[:, 1])
-    print(
-        f"{run.backend}: harness {np.median(table[:, 0]):.1f}, bare {np.median(table[:, 1]):.1f} "
-        f"images/s; ratio {mean:.3f} [{low:.3f}, {high:.3f}] "
-        f"({pairs} pairs of windows of {steps} steps, {run.threads} threads)"
-    )
+    for train in (harness_s, other_s, harness_s, other_s):
+        train(2)
+    order = random.Random(0)
+    rates: dict[str, list[float]] = {"harness": [], "other": []}
+    for _ in range(windows):
+        turn = [("harness", harness_s), ("other", other_s)]
+        order.shuffle(turn)
+        for name, train in turn:
+            train(1)  # refills the caches that the other has emptied
+            rates[name].append(steps * run.batch_size / train(steps))
     arm.close()
-
-
-def own_cost(run: RunConfig, *, pairs: int) -> None:
-    """Time of a step in the loop above the time of the backend's own calls."""
-    steps = 500
-    backend = load_backend(run.backend)
-    arm = open_arm(run, backend)
-    rng = np.random.default_rng(0)
-    shape = (run.batch_size, run.image_size, run.image_size, 3)
-    images = rng.integers(0, 256, shape, np.uint8)
-    labels = rng.integers(0, CLASSES, run.batch_size, np.int64)
-    arm.window(steps=steps, warmup=True, arm_position=0)
-    costs = []
-    for _ in range(pairs):
-        loop_s = arm.window(steps=steps, warmup=False, arm_position=0).window.time_s
-        start = time.perf_counter()
-        for _ in range(steps):
-            backend.train_step(backend.put(images, labels))
-        calls_s = time.perf_counter() - start
-        backend.take_steps()
-        costs.append((loop_s - calls_s) / steps * 1e6)
-    print(
-        f"fake: the harness's own cost is {np.median(costs):.0f} µs a step "
-        f"(median of {pairs}; {min(costs):.0f} to {max(costs):.0f}), batch {run.batch_size} of "
-        f"{run.image_size} px"
-    )
-    arm.close()
+    print(json.dumps(rates))
 
 
 def main() -> None:
-    """Run in a process that has the environment of a worker."""
+    """Measure in processes that have the environment of a worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", choices=[*LOOPS, "fake"], required=True)
+    parser.add_argument("--backend", choices=LOOPS, required=True)
+    parser.add_argument("--against", choices=OTHERS, default="bare")
+    parser.add_argument("--amp", action="store_true")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--window-s", type=float, default=2.0)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=15, help="of each, in each process")
+    parser.add_argument("--steps", type=int, default=4, help="of a window")
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     run = RunConfig(
         backend=options.backend,
         image_size=options.image_size,
         batch_size=options.batch_size,
         device=options.device,
-        threads=len(os.sched_getaffinity(0)),
+        precision="amp" if options.amp else "fp32",
+        threads=usable_cpus(),
         steps=1_000_000,
     )
-    if os.environ.get("OMP_NUM_THREADS") != str(run.threads):
-        # The libraries read their thread counts while they are imported.
-        variables = worker_variables(run, os.environ)
-        sys.exit(subprocess.run([sys.executable, *sys.argv], env=variables).returncode)
-    if options.backend == "fake":
-        own_cost(run, pairs=options.pairs)
-    else:
-        compare(run, pairs=options.pairs, window_s=options.window_s)
+    if options.process is not None:
+        measure(
+            run,
+            against=options.against,
+            windows=options.windows,
+            steps=options.steps,
+            other_first=options.process % 2 == 1,
+        )
+        return
+    pairs = []
+    for process in range(options.processes):
+        output = subprocess.run(
+            [sys.executable, *sys.argv, f"--process={process}"],
+            env=worker_variables(run, os.environ),
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        ).stdout
+        rates = json.loads(output.splitlines()[-1])
+        pairs.append(
+            PairWindows(
+                baseline_images_per_s=tuple(rates["other"]),
+                candidate_images_per_s=tuple(rates["harness"]),
+            )
+        )
+    result = estimate_speedup(pairs, process_sd_scale=PROCESS_SD_SCALE)
+    harness = np.median([rate for pair in pairs for rate in pair.candidate_images_per_s])
+    other = np.median([rate for pair in pairs for rate in pair.baseline_images_per_s])
+    print(
+        f"{run.backend} {run.precision}: harness {harness:.4g}, {options.against} {other:.4g} "
+        f"images/s; ratio {result.ratio:.3f} {result.shown} ({options.processes} processes "
+        f"{', '.join(f'{ratio:.3f}' for ratio in result.pair_ratios)}; {options.windows} windows "
+        f"of {options.steps} steps, {run.image_size} px, batch {run.batch_size}, "
+        f"{run.threads} threads)"
+    )
 
 
 if __name__ == "__main__":

@@ -93,8 +93,14 @@ class RunConfig(BaseModel):
     deterministic: bool = False
     gradient_histogram: int | None = Field(default=None, ge=1)
     """Steps after which the sizes of the gradients are counted once; None: never."""
+    diagnose: bool = True
+    """After the training, measure the step on a resident batch, the loader alone, and a profile."""
+    trace: bool = False
+    """Keep the framework's own trace of the profiled steps."""
+    variant: str = Field(default="", pattern=r"^[a-z0-9]*$")
+    """Tells settings apart that one study compares, such as ``b32``; empty for its main ones."""
     label: str = Field(default="", pattern=r"^[a-z0-9]*$")
-    """Tells this arm from others of its backend and precision in one study, such as ``seed1``."""
+    """Tells a repetition (``repeat1``) or further seed (``seed1``) of an arm from its first run."""
     timeout_s: float = Field(default=1800.0, gt=0)
     """Longest silence of a worker (no step, no answer) before it is called hung and killed."""
 
@@ -119,7 +125,7 @@ class RunConfig(BaseModel):
     @property
     def arm(self) -> str:
         """Name of this arm within a study, and of its record's file: ``torch-amp``."""
-        return "-".join(filter(None, (self.backend, self.precision, self.label)))
+        return "-".join(filter(None, (self.backend, self.precision, self.variant, self.label)))
 
     @property
     def compute_dtype(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -164,6 +165,19 @@ class LayerProbe:
     parameter_gradients: dict[str, np.ndarray]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """Where the time of a training step goes; fields as in ``harness.records.ProfilePart``."""
+
+    source: str
+    steps: int
+    step_s: float
+    phases_s: dict[str, float] | None
+    operations_s: dict[str, float]
+    device_busy_s: float | None
+    kernels: int | None
+
+
 class Backend(Protocol):
     """One framework in one process. Calls come from one thread, in the order below."""
 
@@ -242,6 +256,16 @@ class Backend(Protocol):
 
     def evidence(self, batch: Any) -> Evidence:
         """Show in which dtypes a training step on ``batch`` runs; leaves no trace in the model."""
+        ...
+
+    def profile(self, batch: Any, *, steps: int, trace: Path | None) -> StepProfile:
+        """Train ``steps`` steps on ``batch`` under the framework's profiler; ends as it began.
+
+        Args:
+            batch: from :meth:`put`.
+            steps: that are profiled; one more before them is not.
+            trace: file for the framework's own trace; None keeps none.
+        """
         ...
 
     def is_out_of_memory(self, error: BaseException) -> bool:

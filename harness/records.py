@@ -95,6 +95,21 @@ class TrainingPart(_Part):
     """``dynamic:65536``, a fixed number, or None where no scaler is used."""
 
 
+class WindowConditions(_Part):
+    """What the machine did during a window; None where nothing tells."""
+
+    background_cpus: float | None = None
+    """CPUs that processes other than the study's kept busy, on average."""
+    cpu_clock_mhz: float | None = None
+    device_clock_mhz: float | None = None
+    device_temperature_c: float | None = None
+    device_power_w: float | None = None
+    throttle_reasons: list[str] = []
+    """Why the device lowered its clock, in the driver's words; not what idling does."""
+    energy_joules: float | None = None
+    """Of the whole device or processor package, idle share included."""
+
+
 class Window(_Part):
     """Consecutive steps between two synchronised clock readings."""
 
@@ -111,6 +126,7 @@ class Window(_Part):
     data_wait_s: float
     """Time in which the loop had no batch to give to the device."""
     warmup: bool
+    conditions: WindowConditions | None = None
 
 
 class StepsPart(_Part):
@@ -190,9 +206,58 @@ class GradientHistogramPart(_Part):
     weights: GradientSizes
 
 
-class EnergyPart(_Part):
-    joules: float
+class LoaderPart(_Part):
+    """How fast the training images come without a step to wait for, in one worker."""
+
+    input: Literal["cached", "live"]
+    images_per_s: list[float]
+    """One value a window."""
+    processes: int
+    """That decoded at the same time; 1 where nothing is decoded."""
+
+
+class ProfilePart(_Part):
+    """Where the time of a step went, from steps of their own that are part of no timed window.
+
+    A profiler slows what it watches: shares are to be read, not speeds.
+    """
+
     source: str
+    """The profiler, and what it cannot tell apart."""
+    steps: int
+    step_s: float
+    """Wall time of a profiled step."""
+    phases_s: dict[str, float] | None
+    """input, forward, backward, optimizer (with the scaler) → seconds a step; None where the
+    framework runs them as one."""
+    operations_s: dict[str, float]
+    """Kind of operation (convolution, matrix product, normalization, ...) → seconds a step, summed
+    over the threads or streams."""
+    device_busy_s: float | None
+    """Seconds a step in which a kernel ran; None on the CPU."""
+    kernels: int | None
+    """Kernels, or operations on the CPU, in a step."""
+    trace: str | None = None
+    """File of the framework's own trace, within the study's folder."""
+
+
+class PeakPart(_Part):
+    """Highest rate of multiply-adds (2 FLOPs each) of the device in the arm's compute dtype."""
+
+    flops_per_s: float
+    source: str
+    """A measured matrix product, or the maker's data sheet."""
+
+
+class EnergyPart(_Part):
+    """Energy of the timed windows, with the device's idle power taken off."""
+
+    joules: float | None
+    source: str | None
+    """The counter that was read."""
+    idle_w: float | None = None
+    reason: str | None = None
+    """Why it is not known; None where it is."""
 
 
 class EnvironmentPart(_Part):
@@ -213,6 +278,10 @@ class Record(_Part):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     arm: str
+    variant: str = ""
+    """As in ``RunConfig``: which of the settings that the study compares."""
+    label: str = ""
+    """As in ``RunConfig``: which repetition or further seed."""
     status: Status
     reason: str | None = None
     """Why the status is not ok, with the remedy where there is one."""
@@ -230,6 +299,11 @@ class Record(_Part):
     data: DataPart | None = None
     training: TrainingPart | None = None
     windows: list[Window] = []
+    compute_windows: list[Window] = []
+    """Steps after the training on one batch that stays on the device: what the step alone takes."""
+    loader: list[LoaderPart] = []
+    profile: ProfilePart | None = None
+    peak: PeakPart | None = None
     steps: StepsPart = StepsPart()
     gradient_histogram: GradientHistogramPart | None = None
     epochs: list[EpochPart] = []

@@ -56,6 +56,8 @@ class ArmResults:
         data = self._data.model_copy(update=self.hashes)
         return Record(
             arm=run.arm,
+            variant=run.variant,
+            label=run.label,
             status=self.failure.status if self.failure else "ok",
             reason=self.failure.reason if self.failure else None,
             warnings=self._warnings(),
