@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,19 @@ from harness.records import Record, Study, UnreadableRecord, read_record, read_s
 NOT_RUN_YET = "not run yet"
 UNREADABLE = "unreadable"
 
-_ARM = re.compile(r"(?P<backend>.+)-(?P<precision>fp32|amp|float64)(?:-(?P<label>[a-z0-9]+))?")
+_ARM = re.compile(
+    r"(?P<backend>.+?)-(?P<precision>fp32|amp|float64)"
+    r"(?:-(?!(?:seed|repeat)\d)(?P<variant>[a-z0-9]+))?(?:-(?P<label>[a-z0-9]+))?"
+)
+_REPETITION = re.compile(r"repeat\d+$")
+
+
+@dataclass(frozen=True)
+class _Place:
+    backend: str
+    precision: str
+    variant: str
+    label: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +36,20 @@ class Cell:
     backend: str
     precision: str
     """fp32, amp or float64."""
+    variant: str
+    """Which of the settings that the study compares; empty for its main ones."""
     label: str
-    """Tells a further seed of the same arm apart; empty for the arm that the tables show."""
+    """Tells a repetition or further seed of the same arm apart; empty for its first run."""
     status: str
     """A record's status, or ``not run yet``, or ``unreadable``."""
     reason: str | None
     """Why the status is not ok."""
     record: Record | None
+
+    @property
+    def repetition(self) -> bool:
+        """Whether it repeats an arm with the same seed, for its speed alone."""
+        return _REPETITION.search(self.label) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +66,22 @@ class Results:
         return [cell.record for cell in self.cells if cell.record is not None]
 
     @property
+    def seed_records(self) -> list[Record]:
+        """Those of the main settings, of all seeds; without repetitions, which train less."""
+        return [
+            cell.record
+            for cell in self.cells
+            if cell.record is not None and not cell.variant and not cell.repetition
+        ]
+
+    @property
     def main_records(self) -> list[Record]:
-        """The readable records without those of further seeds."""
-        return [cell.record for cell in self.cells if cell.record is not None and not cell.label]
+        """Those of the main settings' first run: no other variant, repetition or seed."""
+        return [
+            cell.record
+            for cell in self.cells
+            if cell.record is not None and not cell.variant and not cell.label
+        ]
 
 
 def read_results(directory: Path) -> Results:
@@ -85,36 +118,40 @@ def study_cells(
     """
     read = {record.arm: record for record in records}
     broken = dict(unreadable or {})
-    planned = [] if study is None else [_planned(arm) for arm in study.arms]
+    planned = {} if study is None else dict(_planned(arm) for arm in study.arms)
     arms = dict.fromkeys([*planned, *read, *broken])
-    return tuple(_cell(arm, read.get(arm), broken.get(arm)) for arm in arms)
+    return tuple(_cell(arm, planned.get(arm), read.get(arm), broken.get(arm)) for arm in arms)
 
 
-def _planned(arm: dict[str, object]) -> str:
+def _planned(arm: dict[str, object]) -> tuple[str, _Place]:
     try:
-        parts = (str(arm["backend"]), str(arm["precision"]), str(arm.get("label") or ""))
+        place = _Place(
+            backend=str(arm["backend"]),
+            precision=str(arm["precision"]),
+            variant=str(arm.get("variant") or ""),
+            label=str(arm.get("label") or ""),
+        )
     except KeyError as error:
         raise UnreadableRecord(f"study.json: arms: an arm has no {error}") from error
-    return "-".join(filter(None, parts))
+    return "-".join(filter(None, dataclasses.astuple(place))), place
 
 
-def _cell(arm: str, record: Record | None, unreadable: str | None) -> Cell:
-    name = _ARM.fullmatch(arm)
+def _cell(arm: str, planned: _Place | None, record: Record | None, unreadable: str | None) -> Cell:
     if record is not None:
-        backend, precision = record.backend, record.precision.requested
+        place = _Place(record.backend, record.precision.requested, record.variant, record.label)
         status, reason = str(record.status), record.reason
     else:
-        backend, precision = (name["backend"], name["precision"]) if name else (arm, "")
+        place = planned or _named(arm)
         status, reason = (UNREADABLE, unreadable) if unreadable else (NOT_RUN_YET, None)
-    return Cell(
-        arm=arm,
-        backend=backend,
-        precision=precision,
-        label=(name["label"] or "") if name else "",
-        status=status,
-        reason=reason,
-        record=record,
-    )
+    return Cell(arm=arm, **dataclasses.asdict(place), status=status, reason=reason, record=record)
+
+
+def _named(arm: str) -> _Place:
+    """What the name of a file tells whose content does not."""
+    name = _ARM.fullmatch(arm)
+    if name is None:
+        return _Place(backend=arm, precision="", variant="", label="")
+    return _Place(name["backend"], name["precision"], name["variant"] or "", name["label"] or "")
 
 
 def _read_records(folder: Path) -> tuple[list[Record], dict[str, str]]:

@@ -11,7 +11,7 @@ from harness.verdict import Verdict
 from reports.cells import Cell, study_cells
 from reports.fairness import Difference, differences
 from reports.formats import precision as precision_name
-from reports.judged import Judged, gap_of, judge_arms
+from reports.judged import Judged, by_label, gap_of, judge_arms
 from reports.speedup import window_rates
 
 NOT_PLANNED = "not planned"
@@ -58,7 +58,7 @@ class ComparisonRow:
     fp32: ArmFigures
     amp: ArmFigures
     judged: Judged
-    """The verdict, from the process pairs of all seeds."""
+    """The verdict, from all process pairs: of repetitions and further seeds too."""
     loss_step: int | None
     """Step whose losses are shown: the last that both arms took."""
     differences: tuple[Difference, ...]
@@ -96,16 +96,19 @@ def comparison_table(
     return comparison_rows(study_cells(study, records, unreadable))
 
 
-def comparison_rows(cells: Iterable[Cell]) -> list[ComparisonRow]:
-    """As :func:`comparison_table`, from cells. Further seeds count in images/s and verdict."""
-    by_backend: dict[str, dict[str, dict[str, Cell]]] = {}
+def comparison_rows(cells: Iterable[Cell], variant: str = "") -> list[ComparisonRow]:
+    """As :func:`comparison_table`, from cells, and of any one variant of the settings.
+
+    Repetitions and further seeds count in images/s and verdict.
+    """
+    by_backend: dict[str, list[Cell]] = {}
     for cell in cells:
-        if cell.precision in ("fp32", "amp"):
-            labels = by_backend.setdefault(cell.backend, {})
-            labels.setdefault(cell.label, {}).setdefault(cell.precision, cell)
+        if cell.variant == variant:
+            by_backend.setdefault(cell.backend, []).append(cell)
+    labelled = {backend: by_label(of_it) for backend, of_it in by_backend.items()}
     return [
         _row(backend, labels.pop(""), labels)
-        for backend, labels in by_backend.items()
+        for backend, labels in labelled.items()
         if "" in labels
     ]
 

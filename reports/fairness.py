@@ -124,29 +124,30 @@ def confounding(found: Sequence[Difference]) -> list[str]:
 
 def data_groups(
     records: Sequence[Record],
-) -> dict[int, dict[tuple[str, ...], list[str]]]:
-    """Seed → what arms were given → the arms. Arms of one group were given the same.
+) -> dict[tuple[str, int], dict[tuple[str, ...], list[str]]]:
+    """Variant and seed → what arms were given → the arms. Arms of one group were given the same.
 
     What they were given is the digest of the first batches and, where arms with these were given
     the images in different orders, that of the order. It is compared between finished arms of
     equal length; arms without a recorded digest are left out.
     """
-    groups: dict[int, dict[tuple[str, ...], list[str]]] = {}
-    orders: dict[tuple[int, str, int], str] = {}
+    groups: dict[tuple[str, int], dict[tuple[str, ...], list[str]]] = {}
+    orders: dict[tuple[str, int, str, int], str] = {}
     for record in records:
         if record.data is None or record.data.batch_sha256 is None:
             continue
-        seed, batch, order = seed_of(record), record.data.batch_sha256, record.data.order_sha256
+        place = (record.variant, seed_of(record))
+        batch, order = record.data.batch_sha256, record.data.order_sha256
         given: tuple[str, ...] = (batch,)
         if order is not None and record.status == "ok":
-            first = orders.setdefault((seed, batch, len(record.steps.loss)), order)
+            first = orders.setdefault((*place, batch, len(record.steps.loss)), order)
             given = (batch,) if first == order else (batch, order)
-        groups.setdefault(seed, {}).setdefault(given, []).append(record.arm)
+        groups.setdefault(place, {}).setdefault(given, []).append(record.arm)
     return groups
 
 
 def same_data(records: Sequence[Record]) -> bool:
-    """Whether no two arms of a seed are known to have been given different data."""
+    """Whether no two arms of a variant and seed are known to have been given different data."""
     return all(len(groups) < 2 for groups in data_groups(records).values())
 
 

@@ -99,7 +99,7 @@ def warnings(results: Results, rows: Sequence[ComparisonRow]) -> list[str]:
             )
     far = [
         f"{first.arm} {formats.number(first.relative_difference)}"
-        for first in first_losses(results.records)
+        for first in first_losses(results.seed_records)
         if not (first.relative_difference or 0) <= SAME_START_TOLERANCE
     ]
     if far:

@@ -1,9 +1,9 @@
-"""The verdict on AMP in one backend, from all process pairs that differ in nothing but the seed."""
+"""The verdict on AMP in one backend, from its process pairs: repetitions and further seeds."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.records import Record
@@ -37,13 +37,28 @@ class Judged:
         return all(pair.in_turn for pair in self.counted) if self.counted else None
 
 
+def judge_cells(cells: Iterable[Cell]) -> Judged:
+    """Judge the fp32 and AMP cells of one backend and one variant, all labels."""
+    labels = by_label(cells)
+    return judge_arms(labels.pop("", {}), labels)
+
+
+def by_label(cells: Iterable[Cell]) -> dict[str, dict[str, Cell]]:
+    """Label → precision → cell; the arms of a label are those of one pair of processes."""
+    labels: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        if cell.precision in ("fp32", "amp"):
+            labels.setdefault(cell.label, {}).setdefault(cell.precision, cell)
+    return labels
+
+
 def judge_arms(arms: Mapping[str, Cell], further: Mapping[str, Mapping[str, Cell]]) -> Judged:
     """Judge the cells ``fp32`` and ``amp`` of a backend.
 
     Args:
         arms: precision → cell, of the pair that the tables show. It decides whether there is a
             speedup at all.
-        further: label → the same of further seeds, which count as further pairs.
+        further: label → the same of repetitions and further seeds, which count as further pairs.
     """
     reason = _no_result(arms)
     if reason is not None:

@@ -66,7 +66,8 @@ def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | 
         svg = charts.throughput_chart(rows)
         chart = Chart(title="Throughput", svg=svg, alt=spoken, legend=keys)
         caption = (
-            "Images per second. A dot is one timed window, of all seeds; the bar is their median."
+            "Images per second. A dot is one timed window, of all process pairs; the bar is their "
+            "median."
         )
         blocks.append(Figure(caption=caption, charts=(chart,)))
     blocks.append(
@@ -95,14 +96,14 @@ def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | 
 
 
 def _pairs_table(rows: Sequence[ComparisonRow]) -> Table:
-    """Each seed has processes of its own, so that its speedups show how much processes differ."""
+    """Each pair has processes of its own, so that their speedups show how processes differ."""
     return Table(
-        caption="Speedup in each pair of processes; each seed ran in processes of its own",
-        columns=("Backend", "Seed", "Speedup", "Windows an arm", "Measured in turn"),
+        caption="Speedup in each pair of processes; a repetition keeps the seed",
+        columns=("Backend", "Process pair", "Speedup", "Windows an arm", "Measured in turn"),
         rows=tuple(
             (
                 row.backend,
-                str(pair.seed),
+                pair.name,
                 formats.ratio(pair_ratio),
                 count(pair.windows.matched),
                 "yes" if pair.in_turn else "no",

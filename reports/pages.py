@@ -90,7 +90,7 @@ def build_page(results: Results) -> Page:
         commands_section(results),
         glossary_section(),
     )
-    gaps = amp_gap_facts(results.records)
+    gaps = amp_gap_facts(results.seed_records)
     single = results.study is None
     record = results.records[0] if results.records else None
     source = results.study or record

@@ -106,7 +106,7 @@ def _environment_rows(environment: EnvironmentPart) -> list[tuple[str, str]]:
 
 
 def settings_section(results: Results) -> Section | None:
-    """The settings of each arm, one column an arm; further seeds repeat them."""
+    """The settings of each arm, one column an arm; repetitions and further seeds have them too."""
     records = [record for record in results.main_records if record.training is not None]
     if not records:
         return None
@@ -118,10 +118,10 @@ def settings_section(results: Results) -> Section | None:
         rows=rows,
     )
     blocks: list[Block] = [table]
-    further = [r.training.seed for r in results.records if r.training and r not in records]
-    if further:
-        seeds = ", ".join(str(seed) for seed in dict.fromkeys(further))
-        blocks.append(Paragraph(text=f"Repeated with further seeds: {seeds}."))
+    of_first = {record.training.seed for record in records if record.training}
+    seeds = dict.fromkeys(r.training.seed for r in results.seed_records if r.training)
+    if further := [str(seed) for seed in seeds if seed not in of_first]:
+        blocks.append(Paragraph(text=f"Repeated with further seeds: {', '.join(further)}."))
     return Section(anchor="settings", title="Settings", blocks=tuple(blocks))
 
 
@@ -154,7 +154,7 @@ def commands_section(results: Results) -> Section:
     blocks: list[Block] = [Commands(commands=tuple(commands))]
     further = tuple((r.arm, r.command) for r in results.records if r not in main)
     if further:
-        summary = f"The arms of further seeds ({len(further)})"
+        summary = f"The other arms: repetitions, further seeds, variants ({len(further)})"
         blocks.append(Details(summary=summary, blocks=(Commands(commands=further),)))
     return Section(anchor="repeat", title="Repeat it", blocks=tuple(blocks))
 

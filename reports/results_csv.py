@@ -48,6 +48,7 @@ def _row(cell: Cell, judged: Judged | None) -> dict[str, Any]:
         "arm": cell.arm,
         "backend": cell.backend,
         "precision": cell.precision,
+        "variant": cell.variant,
         "label": cell.label,
         "status": cell.status,
         "reason": cell.reason,

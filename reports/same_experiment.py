@@ -154,21 +154,21 @@ def _names(found: Sequence[Difference], *roles: str) -> str:
 
 
 def _same_data(records: Sequence[Record]) -> list[Block]:
-    seeds = data_groups(records)
-    if not seeds:
+    places = data_groups(records)
+    if not places:
         return [Paragraph(text="Whether the arms were given the same batches was not recorded.")]
-    unequal = [seed for seed, groups in seeds.items() if len(groups) > 1]
+    unequal = [_place(*place) for place, groups in places.items() if len(groups) > 1]
     if unequal:
-        listed = ", ".join(str(seed) for seed in unequal)
+        listed = ", ".join(unequal)
         text = f"The arms of seed {listed} were NOT given the same first batches in the same order "
         first = Paragraph(text=f"{text}of images.", kind="warning")
     else:
-        of_seed = "Of each seed, all" if len(seeds) > 1 else "All"
+        of_seed = "Of each seed, all" if len(places) > 1 else "All"
         text = f"{of_seed} arms with a recorded hash were given the same first batches"
         first = Paragraph(text=f"{text}{_same_order(records)}.")
     rows = tuple(
-        (str(seed), ", ".join(arms), given[0], _order(records, arms))
-        for seed, groups in seeds.items()
+        (_place(*place), ", ".join(arms), given[0], _order(records, arms))
+        for place, groups in places.items()
         for given, arms in groups.items()
     )
     columns = ("Seed", "Arms", "First batches", "Order of all images")
@@ -178,6 +178,10 @@ def _same_data(records: Sequence[Record]) -> list[Block]:
     if unknown:
         blocks.append(Paragraph(text=f"Not recorded for {', '.join(unknown)}."))
     return blocks
+
+
+def _place(variant: str, seed: int) -> str:
+    return f"{seed} ({variant})" if variant else str(seed)
 
 
 def _same_order(records: Sequence[Record]) -> str:

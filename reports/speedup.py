@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.records import Record, Window
@@ -14,11 +15,16 @@ ONE_AFTER_THE_OTHER = "measured one after the other: drift is not cancelled"
 class ProcessPair:
     """The timed windows of two arms, the k-th of one beside the k-th of the other."""
 
-    seed: int
-    """Of the candidate's run."""
+    baseline: Record
+    candidate: Record
     windows: PairWindows
     in_turn: bool
     """Whether each window was measured right beside its partner, so that drift cancels."""
+
+    @property
+    def name(self) -> str:
+        """``first``, or the label of the repetition or further seed."""
+        return self.candidate.label or "first"
 
     @property
     def counted(self) -> bool:
@@ -28,29 +34,43 @@ class ProcessPair:
 
 def window_rates(record: Record) -> list[float]:
     """Images/s of each timed window in the order of measuring; images of skipped steps left out."""
-    return [window.images / window.time_s for window in _timed(record)]
+    return rates(timed_windows(record.windows))
 
 
-def process_pair(baseline: Record, candidate: Record) -> ProcessPair:
-    """The windows of two records; the time of workers alive together is counted once."""
-    turns = [[window.arm_position for window in _timed(arm)] for arm in (baseline, candidate)]
+def rates(windows: Iterable[Window]) -> list[float]:
+    """Images/s of each window."""
+    return [window.images / window.time_s for window in windows]
+
+
+def process_pair(baseline: Record, candidate: Record, *, compute: bool = False) -> ProcessPair:
+    """The windows of two records; the time of workers alive together is counted once.
+
+    ``compute`` takes the windows on a resident batch in place of those of the training.
+    """
+    timed = [
+        timed_windows(arm.compute_windows if compute else arm.windows)
+        for arm in (baseline, candidate)
+    ]
+    turns = [[window.arm_position for window in windows] for windows in timed]
     neighbours = all(abs(a - b) == 1 for a, b in zip(*turns, strict=False))
     each_its_own = len({*turns[0], *turns[1]}) == len(turns[0]) + len(turns[1])
     in_turn = neighbours and each_its_own
     lives = [_life_s(arm) for arm in (baseline, candidate)]
     return ProcessPair(
-        seed=candidate.training.seed if candidate.training is not None else 0,
+        baseline=baseline,
+        candidate=candidate,
         windows=PairWindows(
-            baseline_images_per_s=tuple(window_rates(baseline)),
-            candidate_images_per_s=tuple(window_rates(candidate)),
+            baseline_images_per_s=tuple(rates(timed[0])),
+            candidate_images_per_s=tuple(rates(timed[1])),
             time_s=max(lives) if in_turn else sum(lives),
         ),
         in_turn=in_turn,
     )
 
 
-def _timed(record: Record) -> list[Window]:
-    timed = [window for window in record.windows if not window.warmup and window.time_s > 0]
+def timed_windows(windows: Iterable[Window]) -> list[Window]:
+    """Those that are no warm-up, in the order of measuring."""
+    timed = [window for window in windows if not window.warmup and window.time_s > 0]
     return sorted(timed, key=lambda window: (window.arm_position, window.index))
 
 

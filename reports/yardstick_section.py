@@ -19,7 +19,7 @@ ONE_SEED = (
 
 def yardstick_section(results: Results) -> Section | None:
     """None where no backend has a finished pair of fp32 and AMP."""
-    found, left_out = yardsticks(results.records)
+    found, left_out = yardsticks(results.seed_records)
     if not found:
         return None
     several = any(gap.seeds > 1 for item in found for gap in item.gaps)

@@ -110,13 +110,15 @@ def ok_record(
     steps = WARMUP_STEPS + WINDOW_STEPS * len(rates)
     losses = [2 - 0.1 * i for i in range(steps)] if losses is None else list(losses)
     amp = precision == "amp"
-    label = f"-seed{seed}" if seed else ""
+    variant = changes.get("variant", "")
+    label = changes.get("label", f"seed{seed}" if seed else "")
     training = {"seed": seed} | (training or {})
     if seed:
         own = {"batch_sha256": f"{seed:064x}", "order_sha256": f"{seed + 1000:064x}"}
         data = own | (data or {})
     values: dict[str, Any] = {
-        "arm": f"{backend}-{precision}{label}",
+        "arm": "-".join(filter(None, (backend, precision, variant, label))),
+        "label": label,
         "status": "ok",
         "command": f"python -m harness --backend {backend}{' --amp' if amp else ''}",
         "created": "2026-01-02T03:04:05Z",
@@ -177,9 +179,19 @@ def unavailable_record(backend: str = "paddle", reason: str = "no float16 kernel
 
 
 def study_of(*arms: str, finished: bool = True, **changes: Any) -> Study:
-    """A plan of arms such as ``torch-fp32`` or ``torch-fp32-seed1``."""
-    names = ("backend", "precision", "label")
-    planned = [dict(zip(names, arm.split("-"), strict=False)) for arm in arms]
+    """A plan of arms such as ``torch-fp32``, ``torch-fp32-seed1`` or ``torch-fp32-b32-repeat1``."""
+    planned = []
+    for arm in arms:
+        backend, precision, *rest = arm.split("-")
+        label = rest.pop() if rest and rest[-1].startswith(("seed", "repeat")) else ""
+        planned.append(
+            {
+                "backend": backend,
+                "precision": precision,
+                "variant": "".join(rest),
+                "label": label,
+            }
+        )
     values: dict[str, Any] = {
         "created": "2026-01-02T03:04:05Z",
         "harness_version": "0.1.0",

@@ -167,7 +167,7 @@ def test_each_seed_is_a_process_pair():
     assert gain is not None
     assert gain.pair_ratios == pytest.approx((1.5, 1.45, 1.6))
     assert gain.windows == 9
-    assert [pair.seed for pair in row.judged.counted] == [0, 1, 2]
+    assert [pair.name for pair in row.judged.counted] == ["first", "seed1", "seed2"]
     # Of three pairs and more, the spread between processes is estimated and not assumed.
     assert row.verdict.assumption is None
     assert row.notes == ()
