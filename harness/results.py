@@ -8,10 +8,12 @@ from typing import Any
 import harness
 from harness.arm import Prepared
 from harness.config import RunConfig
+from harness.energy import training_energy
 from harness.records import (
     AccuracyPart,
     DataPart,
     DevicePart,
+    EnergyPart,
     EnvironmentPart,
     EpochPart,
     GradientHistogramPart,
@@ -47,6 +49,8 @@ class ArmResults:
         self.histogram: GradientHistogramPart | None = None
         self.accuracy: AccuracyPart | None = None
         self.memory: MemoryPart | None = None
+        self.energy: EnergyPart | None = None
+        """What the worker found before the first step."""
         self.hashes: dict[str, str] = {}
 
     def record(self) -> Record:
@@ -88,6 +92,7 @@ class ArmResults:
             throughput=self._throughput(prepared) if prepared else None,
             accuracy=self.accuracy,
             memory=self.memory,
+            energy=training_energy(self.energy, self.windows) if self.energy else None,
             environment=self.environment,
         )
 

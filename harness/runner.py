@@ -17,6 +17,7 @@ from harness.divergence import DivergenceWatch
 from harness.inputs import PreparedInput
 from harness.records import (
     AccuracyPart,
+    EnergyPart,
     EnvironmentPart,
     EpochPart,
     GradientHistogramPart,
@@ -98,6 +99,7 @@ class ArmRun:
             )
             self._results.prepared = Prepared.model_validate(answer["prepared"])
             self._results.environment = EnvironmentPart.model_validate(answer["environment"])
+            self._results.energy = EnergyPart.model_validate(answer["energy"])
             # The first step alone: it compiles and allocates, the others show the pace.
             self._window(1, warmup=True)
             while self._step < self._run.warmup_steps and not self.done:

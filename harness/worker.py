@@ -19,10 +19,12 @@ import psutil
 
 from datasets import DataError
 from harness.arm import Arm
+from harness.conditions import Conditions
 from harness.config import RunConfig
 from harness.drill import drill
+from harness.energy import prepare_meter
 from harness.environment import describe_environment
-from harness.gpu import GpuMemoryWatch
+from harness.gpu import GpuMemoryWatch, find_gpu
 from harness.inputs import InputSpec, open_pixels
 from harness.protocol import Backend, Unsupported
 from harness.records import MemoryPart
@@ -51,7 +53,11 @@ class Session:
         self._arm = Arm(config, self.backend, open_pixels(InputSpec.model_validate(spec), config))
         prepared = self._arm.prepare()
         self._device_uuid = prepared.in_force.device_uuid
-        return {"prepared": prepared, "environment": describe_environment()}
+        gpu = find_gpu(self._device_uuid) if self._device_uuid else None
+        meter, energy = prepare_meter(prepared.in_force.device_type, gpu)
+        self._conditions = Conditions(gpu=gpu, meter=meter)
+        environment = describe_environment()
+        return {"prepared": prepared, "energy": energy, "environment": environment}
 
     def trial(self, *, run: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
         """Compute what a parity check compares; see :mod:`harness.trial`."""
@@ -68,7 +74,9 @@ class Session:
 
     def window(self, **arguments: Any) -> dict[str, Any]:
         """Train some steps; see :meth:`harness.arm.Arm.window`."""
+        self._conditions.start()
         result = self._arm.window(**arguments)
+        result.window.conditions = self._conditions.stop()
         self._gpu_memory.sample()
         return {"result": result}
 
