@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from harness.config import RunConfig
+from harness.gpu import cuda_driver_version, driver_version
 from harness.records import EnvironmentPart
 
 # What a worker may inherit: where things are, not how kernels are chosen. A stray
@@ -90,6 +91,8 @@ def describe_environment() -> EnvironmentPart:
             for name, value in sorted(os.environ.items())
             if name.startswith(_STEERING_PREFIXES)
         },
+        gpu_driver=driver_version(),
+        cuda_driver=cuda_driver_version(),
     )
 
 

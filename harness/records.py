@@ -99,11 +99,15 @@ class WindowConditions(_Part):
     """What the machine did during a window; None where nothing tells."""
 
     background_cpus: float | None = None
-    """CPUs that processes other than the study's kept busy, on average."""
+    """CPUs that anything but the worker kept busy, on average; None for a window below half a second."""
     cpu_clock_mhz: float | None = None
+    """At the end of the window."""
     device_clock_mhz: float | None = None
+    """Median of the samples."""
     device_temperature_c: float | None = None
+    """Highest sample."""
     device_power_w: float | None = None
+    """Mean of the samples."""
     throttle_reasons: list[str] = []
     """Why the device lowered its clock, in the driver's words; not what idling does."""
     energy_joules: float | None = None
@@ -271,6 +275,10 @@ class EnvironmentPart(_Part):
     packages: dict[str, str]
     variables: dict[str, str]
     """Environment variables that were set for the worker and steer threads or kernels."""
+    gpu_driver: str | None = None
+    """Version of NVIDIA's driver; None without one."""
+    cuda_driver: str | None = None
+    """Newest CUDA version that this driver serves."""
 
 
 class Record(_Part):
