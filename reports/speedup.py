@@ -63,9 +63,28 @@ def process_pair(baseline: Record, candidate: Record, *, compute: bool = False) 
             baseline_images_per_s=tuple(rates(timed[0])),
             candidate_images_per_s=tuple(rates(timed[1])),
             time_s=max(lives) if in_turn else sum(lives),
+            throttled=throttle_reasons([*timed[0], *timed[1]]),
+            background_cpus=background_cpus([*timed[0], *timed[1]]),
         ),
         in_turn=in_turn,
     )
+
+
+def throttle_reasons(windows: Iterable[Window]) -> tuple[str, ...]:
+    """Why the device lowered its clock in any of the windows, each reason once."""
+    watched = [window.conditions for window in windows if window.conditions is not None]
+    return tuple(dict.fromkeys(reason for seen in watched for reason in seen.throttle_reasons))
+
+
+def background_cpus(windows: Iterable[Window]) -> float | None:
+    """CPUs that anything but the workers kept busy: mean over the time of the windows that tell."""
+    told = [
+        (window.conditions.background_cpus, window.time_s)
+        for window in windows
+        if window.conditions is not None and window.conditions.background_cpus is not None
+    ]
+    time_s = sum(time_s for _, time_s in told)
+    return sum(cpus * time_s for cpus, time_s in told) / time_s if time_s else None
 
 
 def timed_windows(windows: Iterable[Window]) -> list[Window]:
