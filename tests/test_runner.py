@@ -71,7 +71,9 @@ class ScriptedWorker:
             "total_steps": total,
             "prepare_s": 3.0,
         }
-        return {"prepared": prepared, "environment": describe_environment().model_dump()}
+        energy = {"joules": None, "source": None, "reason": "no counter"}
+        environment = describe_environment().model_dump()
+        return {"prepared": prepared, "energy": energy, "environment": environment}
 
     def _window(self, *, steps: int, warmup: bool, arm_position: int) -> dict[str, Any]:
         places = range(self._steps, self._steps + steps)
