@@ -58,6 +58,9 @@ class CachedPixels:
 class LivePixels:
     """Decodes the files of a manifest on each call: the same pixels as the cache."""
 
+    workers: int
+    """Threads that decode at the same time."""
+
     def __init__(
         self,
         manifest_csv_path: Path,
@@ -73,7 +76,7 @@ class LivePixels:
         """
         self._manifest = read_manifest(manifest_csv_path)
         self._resize: Resize = resize
-        self._workers = workers or available_cores()
+        self.workers = workers or available_cores()
         self.classes = self._manifest.classes
         self.labels = self._manifest.labels
         self.train = self._manifest.train
@@ -92,7 +95,7 @@ class LivePixels:
             return decode_entry(self._manifest, index, self.image_size, self._resize)
 
         with pillow_warnings_ignored():
-            decoded = ordered_map(decode_one, indices.tolist(), workers=self._workers)
+            decoded = ordered_map(decode_one, indices.tolist(), workers=self.workers)
             for position, image in enumerate(decoded):
                 images[position] = image
         return images

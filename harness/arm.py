@@ -10,6 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from datasets import HostBatch, PixelSource, TrainBatches, val_batches
 from harness.config import RunConfig
 from harness.gradients import gradient_histogram
 from harness.networks import build_network, forward_flops_per_image, parameter_count
-from harness.protocol import Backend, DeviceMemory, Evidence, InForce, TrainState
+from harness.protocol import Backend, DeviceMemory, Evidence, InForce, StepResult, TrainState
 from harness.records import AccuracyPart, GradientHistogramPart, ModelPart, Window
 from harness.schedule import learning_rate
 from harness.weights import initial_weights
@@ -34,7 +35,8 @@ class Prepared(BaseModel):
     in_force: InForce
     model: ModelPart
     steps_per_epoch: int
-    total_steps: int
+    total_steps: int | None
+    """None for a run that ends after a number of windows."""
     prepare_s: float
 
 
@@ -93,7 +95,9 @@ class Arm:
             self._source, batch_size=run.batch_size, seed=run.seed, augment=run.augment
         )
         steps_per_epoch = self._batches.steps_per_epoch
-        self._total_steps = run.steps or (run.epochs or 0) * steps_per_epoch
+        total_steps = run.steps or (run.epochs or 0) * steps_per_epoch
+        # The rate of a run without a length follows its schedule over one epoch.
+        self._schedule_steps = total_steps or steps_per_epoch
         self._feed = self._device_batches()
         self._next_batch = next(self._feed)
         return Prepared(
@@ -104,45 +108,17 @@ class Arm:
                 forward_flops_per_image=forward_flops_per_image(network),
             ),
             steps_per_epoch=steps_per_epoch,
-            total_steps=self._total_steps,
+            total_steps=total_steps or None,
             prepare_s=self._clock() - self._started,
         )
 
     def window(self, *, steps: int, warmup: bool, arm_position: int) -> WindowResult:
         """Train ``steps`` steps between two synchronised clock readings."""
-        backend = self._backend
         rates = [
-            learning_rate(self._run, step=step, total_steps=self._total_steps)
+            learning_rate(self._run, step=step, total_steps=self._schedule_steps)
             for step in range(self._steps_done, self._steps_done + steps)
         ]
-        backend.synchronize()
-        self._data_wait_s = 0.0
-        cpu_start = self._cpu_clock()
-        start = self._clock()
-        for rate in rates:
-            if rate != self._learning_rate:
-                backend.set_learning_rate(rate)
-                self._learning_rate = rate
-            backend.train_step(self._next_batch)
-            # The step is under way: fetch and send the next batch meanwhile.
-            self._next_batch = next(self._feed)
-        backend.synchronize()
-        time_s = self._clock() - start
-        cpu_s = self._cpu_clock() - cpu_start
-        results = backend.take_steps()
-        applied = sum(not result.skipped for result in results)
-        window = Window(
-            index=self._windows_done,
-            arm_position=arm_position,
-            started_s=start - self._started,
-            steps=steps,
-            images=applied * self._run.batch_size,
-            time_s=time_s,
-            cpu_s=cpu_s,
-            data_wait_s=self._data_wait_s,
-            warmup=warmup,
-        )
-        self._windows_done += 1
+        window, results = self._take(self._feed, rates, warmup=warmup, arm_position=arm_position)
         self._steps_done += steps
         return WindowResult(
             window=window,
@@ -151,8 +127,18 @@ class Arm:
             skipped=[result.skipped for result in results],
             broken_statistics=[]
             if all(math.isfinite(result.loss) for result in results)
-            else broken_statistics(backend.state()),
+            else broken_statistics(self._backend.state()),
         )
+
+    def compute_window(self, *, steps: int, arm_position: int) -> Window:
+        """Train ``steps`` steps on one batch that stays on the device; ends the training.
+
+        What a step takes that never waits for images. The rate of learning stays as it was.
+        """
+        resident = repeat(self._next_batch)
+        rates = [self._learning_rate] * steps
+        window, _ = self._take(resident, rates, warmup=False, arm_position=arm_position)
+        return window
 
     def evaluate(self) -> AccuracyPart | None:
         """Validate the current weights in float32; None without validation images."""
@@ -192,6 +178,41 @@ class Arm:
         """Stop the loader and release the device."""
         self._batches.close()
         self._backend.close()
+
+    def _take(
+        self, feed: Iterator[Any], rates: list[float], *, warmup: bool, arm_position: int
+    ) -> tuple[Window, list[StepResult]]:
+        """Train a step with each of ``rates``, the first on the batch at hand."""
+        backend = self._backend
+        backend.synchronize()
+        self._data_wait_s = 0.0
+        cpu_start = self._cpu_clock()
+        start = self._clock()
+        for rate in rates:
+            if rate != self._learning_rate:
+                backend.set_learning_rate(rate)
+                self._learning_rate = rate
+            backend.train_step(self._next_batch)
+            # The step is under way: fetch and send the next batch meanwhile.
+            self._next_batch = next(feed)
+        backend.synchronize()
+        time_s = self._clock() - start
+        cpu_s = self._cpu_clock() - cpu_start
+        results = backend.take_steps()
+        applied = sum(not result.skipped for result in results)
+        window = Window(
+            index=self._windows_done,
+            arm_position=arm_position,
+            started_s=start - self._started,
+            steps=len(rates),
+            images=applied * self._run.batch_size,
+            time_s=time_s,
+            cpu_s=cpu_s,
+            data_wait_s=self._data_wait_s,
+            warmup=warmup,
+        )
+        self._windows_done += 1
+        return window, results
 
     def _device_batches(self) -> Iterator[Any]:
         """The stream of batches on the device; synthetic input is one batch that stays there."""

@@ -65,11 +65,16 @@ class RunConfig(BaseModel):
     batch_size: int = Field(default=16, ge=2, le=65536)
     epochs: int | None = Field(default=None, ge=1)
     steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps in all, warm-up included; exactly one of ``epochs`` and ``steps`` is set."""
+    """Optimizer steps in all, warm-up included."""
+    windows: int | None = Field(default=None, ge=1)
+    """Timed windows, for a run that only measures speed: it ends after them, wherever it is.
+    Exactly one of ``epochs``, ``steps`` and ``windows`` is set."""
     warmup_steps: int = Field(default=2, ge=1)
     """First steps of the training, excluded from the timing (compilation, autotuning, caches)."""
     window_steps: int | None = Field(default=None, ge=1)
     """Steps in a timed window at most; None: as many as fill about two seconds."""
+    validate_weights: bool = True
+    """Validate after each epoch and at the end."""
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: float = Field(default=1e-3, gt=0, le=10)
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -118,7 +123,7 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        if (self.epochs is None) == (self.steps is None):
+        if [self.epochs, self.steps, self.windows].count(None) != 2:
             raise ValueError("give either epochs or steps, not both and not neither")
         return self
 

@@ -35,8 +35,16 @@ class InputSpec(BaseModel):
     input: Literal["cached", "live", "synthetic"]
     path: Path | None
     """Cache folder, or manifest CSV of a live input."""
+    manifest: Path | None = None
+    """Manifest CSV of the photos that a cache was made of."""
     defects: tuple[Defect, ...] = ()
     """Defects of the published experiment that the pixels are given; none outside ``replicate``."""
+
+    def decoded_live(self) -> InputSpec | None:
+        """The same photos, decoded whenever they are asked for; None where there are none."""
+        if self.manifest is None:
+            return None
+        return self.model_copy(update={"input": "live", "path": self.manifest, "manifest": None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +97,9 @@ def prepare_input(
     if not (keep_manifest and manifest_csv.exists()):
         manifest.write_csv(manifest_csv)
         manifest.write_quarantine_csv(manifest_csv.with_name("quarantine.csv"))
-    path = manifest_csv.resolve()
+    path, manifest_path = manifest_csv.resolve(), None
     if run.input == "cached":
+        manifest_path = path
         path = build_cache(
             manifest,
             image_size=run.image_size,
@@ -110,7 +119,9 @@ def prepare_input(
         ],
         warnings=[*manifest.warnings],
     )
-    return PreparedInput(spec=InputSpec(input=run.input, path=path), data=data)
+    return PreparedInput(
+        spec=InputSpec(input=run.input, path=path, manifest=manifest_path), data=data
+    )
 
 
 def open_pixels(spec: InputSpec, run: RunConfig) -> PixelSource:

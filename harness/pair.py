@@ -1,22 +1,24 @@
-"""The two arms of one backend, measured in turn by two workers that are alive together.
+"""Arms that are measured in turn by workers that are alive together: AMP off and on, as a rule.
 
-What the machine does in the meantime (clocks, neighbours, temperature) then hits both alike, and
+What the machine does in the meantime (clocks, neighbours, temperature) then hits all alike, and
 each window has a partner that was measured right beside it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from harness.config import RunConfig
 from harness.inputs import PreparedInput
 from harness.records import Record
-from harness.runner import ArmRun, OnEvent, drive
+from harness.runner import COMPUTE_WINDOWS, ArmRun, OnEvent, drive, trace_path
 
 PAUSE_S = 0.5
 """After this time the threads of an idle worker were seen to have stopped spinning."""
+LONGEST_WINDOW_S = 10.0
+"""Of the slower arm, where the number of windows is given and not the number of steps."""
 
 
 def run_pair(
@@ -29,50 +31,125 @@ def run_pair(
     on_event: OnEvent,
     on_record: Callable[[Record], None],
     arm_position: int = 0,
+    time_s: float | None = None,
 ) -> None:
     """Measure ``runs`` in alternating windows, A B B A A B B A, and hand over their records.
 
     Each record is handed to ``on_record`` as soon as its arm ends, and an arm that ends early
-    leaves the other to go on alone. One that ran out of memory beside the other is measured anew
+    leaves the others to go on alone. One that ran out of memory beside the others is measured anew
     when it has the machine to itself.
+
+    Args:
+        runs: one or more, of one backend.
+        data: what all of them train on.
+        python: interpreter of the backend.
+        log: where a worker's output goes.
+        command: that repeats a run alone.
+        on_event: is told the progress.
+        on_record: is given each record.
+        arm_position: of the first window.
+        time_s: that all of it may take; windows whose steps are not given are cut to fit.
     """
+    started_s = time.monotonic()
     live = {
         run.arm: ArmRun(
             run, data, command=command(run), on_event=on_event, arm_position=arm_position
         )
         for run in runs
     }
+    turns = _Turns(list(runs), live, first=arm_position)
     crowded_out: list[RunConfig] = []
-    turn = arm_position
+
+    def end(run: RunConfig) -> None:
+        turns.order.remove(run)
+        record = live.pop(run.arm).finish()
+        if record.status == "out_of_memory" and len(runs) > 1:
+            crowded_out.append(run)
+        else:
+            on_record(record)
+
     try:
         for run in runs:
             live[run.arm].start(python=python, log=log(run))
-        order = list(runs)
         while True:
-            for run in [run for run in order if live[run.arm].done]:
-                record = live.pop(run.arm).finish()
-                order.remove(run)
-                if record.status == "out_of_memory" and len(runs) > 1:
-                    crowded_out.append(run)
-                else:
-                    on_record(record)
-            if not order:
+            for run in [run for run in turns.order if live[run.arm].failed]:
+                end(run)
+            training = [live[run.arm] for run in turns.order if not live[run.arm].done]
+            if not training:
                 break
-            # One length for both, in steps: the faster arm's, whose clock is the more delicate.
-            steps = max(arm.window_steps for arm in live.values())
-            for run in order:
-                arm = live[run.arm]
-                if len(order) > 1:
-                    time.sleep(PAUSE_S)
-                arm.arm_position = turn
-                arm.train_window(steps, settle=len(order) > 1)
-                turn += 1
-            order.reverse()
+            left_s = None if time_s is None else time_s - (time.monotonic() - started_s)
+            steps = _steps(training, left_s)
+            for arm in turns.round():
+                if not arm.done:
+                    arm.train_window(steps, settle=len(training) > 1)
+        for run in turns.order:
+            live[run.arm].conclude()
+        _explain(turns, log)
+        for run in [*turns.order]:
+            end(run)
         for run in crowded_out:
-            alone = ArmRun(run, data, command=command(run), on_event=on_event, arm_position=turn)
+            position = turns.next_position
+            alone = ArmRun(
+                run, data, command=command(run), on_event=on_event, arm_position=position
+            )
             live[run.arm] = alone
             on_record(drive(alone, python=python, log=log(run)))
     except BaseException:
         for arm in live.values():
             arm.abort()
         raise
+
+
+class _Turns:
+    """Whose turn it is: rounds of all live arms, each round in the reverse order of the last."""
+
+    def __init__(self, order: list[RunConfig], live: dict[str, ArmRun], *, first: int) -> None:
+        self.order = order
+        self.next_position = first
+        self._live = live
+
+    def round(self) -> Iterator[ArmRun]:
+        """Each live arm once, when the threads of the one before it have come to rest."""
+        for run in self.order:
+            if len(self.order) > 1:
+                time.sleep(PAUSE_S)
+            arm = self._live[run.arm]
+            arm.arm_position = self.next_position
+            yield arm
+            self.next_position += 1
+        self.order.reverse()
+
+    def arm(self, run: RunConfig) -> ArmRun:
+        """The live arm of ``run``."""
+        return self._live[run.arm]
+
+
+def _explain(turns: _Turns, log: Callable[[RunConfig], Path]) -> None:
+    """Measure where the time of the trained arms went, in turn as well."""
+    arms = [turns.arm(run) for run in turns.order]
+    steps = _steps([arm for arm in arms if arm.to_diagnose], None)
+    for _ in range(COMPUTE_WINDOWS):
+        for arm in turns.round():
+            if arm.to_diagnose:
+                arm.compute_window(steps)
+    for run in turns.order:
+        if (arm := turns.arm(run)).to_diagnose:
+            arm.profile(trace_path(log(run)))
+
+
+def _steps(arms: Sequence[ArmRun], left_s: float | None) -> int:
+    """Steps of the next window, the same for all arms.
+
+    The faster arm's, whose clock is the more delicate; but where steps are not counted, no more
+    than the slower arm can take in :data:`LONGEST_WINDOW_S`, and than fit into ``left_s`` seconds
+    with all windows that are to come.
+    """
+    steps = max((arm.window_steps for arm in arms), default=1)
+    windows = [arm.windows_left for arm in arms if arm.windows_left is not None]
+    if windows:
+        steps = min(steps, int(LONGEST_WINDOW_S / max(arm.step_s for arm in arms)))
+        if left_s is not None:
+            round_s = left_s / max(windows) - PAUSE_S * len(arms)
+            # One more step settles each arm.
+            steps = min(steps, int(round_s / sum(arm.step_s for arm in arms)) - 1)
+    return max(1, steps)

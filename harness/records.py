@@ -216,8 +216,8 @@ class LoaderPart(_Part):
     input: Literal["cached", "live"]
     images_per_s: list[float]
     """One value a window."""
-    processes: int
-    """That decoded at the same time; 1 where nothing is decoded."""
+    workers: int
+    """Threads that decoded at the same time; 1 where nothing is decoded."""
 
 
 class ProfilePart(_Part):

@@ -17,8 +17,10 @@ from harness.records import (
     EnvironmentPart,
     EpochPart,
     GradientHistogramPart,
+    LoaderPart,
     MemoryPart,
     PrecisionPart,
+    ProfilePart,
     Record,
     StepsPart,
     ThroughputPart,
@@ -40,10 +42,15 @@ class ArmResults:
         self._command = command
         self._created = datetime.now(UTC).isoformat(timespec="seconds")
         self.failure: WorkerFailed | None = None
+        self.undiagnosed: str | None = None
+        """Why what follows the training broke off."""
         self.prepared: Prepared | None = None
         self.environment: EnvironmentPart | None = None
         self.evidence: dict[str, Any] | None = None
         self.windows: list[Window] = []
+        self.compute_windows: list[Window] = []
+        self.loader: list[LoaderPart] = []
+        self.profile: ProfilePart | None = None
         self.steps = StepsPart()
         self.epochs: list[EpochPart] = []
         self.histogram: GradientHistogramPart | None = None
@@ -86,6 +93,9 @@ class ArmResults:
             data=data,
             training=self._training(prepared) if prepared else None,
             windows=self.windows,
+            compute_windows=self.compute_windows,
+            loader=self.loader,
+            profile=self.profile,
             steps=self.steps,
             gradient_histogram=self.histogram,
             epochs=self.epochs,
@@ -130,6 +140,8 @@ class ArmResults:
 
     def _warnings(self) -> list[str]:
         warnings = []
+        if self.undiagnosed is not None:
+            warnings.append(f"where the time went is not fully known: {self.undiagnosed}")
         timed = [window for window in self.windows if not window.warmup]
         if self.failure is None and len(timed) < MIN_TIMED_WINDOWS:
             warnings.append(

@@ -21,15 +21,21 @@ from harness.records import (
     EnvironmentPart,
     EpochPart,
     GradientHistogramPart,
+    LoaderPart,
     MemoryPart,
+    ProfilePart,
     Record,
     Status,
+    Window,
 )
 from harness.results import MIN_TIMED_WINDOWS, ArmResults
 from harness.worker_process import WorkerFailed, WorkerProcess
 
 WINDOW_TARGET_S = 2.0
 """Length of a timed window: long enough that two synchronisations vanish in it."""
+COMPUTE_WINDOWS = 4
+"""Windows on a resident batch: few, since they only tell where the time went."""
+PROFILED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +43,7 @@ class Event:
     """Progress of one arm, for whoever watches."""
 
     arm: str
-    phase: Literal["starting", "warming up", "training", "validating", "finished"]
+    phase: Literal["starting", "warming up", "training", "validating", "diagnosing", "finished"]
     step: int = 0
     total_steps: int | None = None
     loss: float | None = None
@@ -79,11 +85,27 @@ class ArmRun:
     @property
     def done(self) -> bool:
         """Whether every step was taken or the arm has failed."""
-        if self._results.failure is not None:
+        if self.failed:
             return True
-        return (
-            self._results.prepared is not None and self._step == self._results.prepared.total_steps
-        )
+        if self._run.windows is not None:
+            return self._timed_windows >= self._run.windows
+        return self._results.prepared is not None and self._step == self._total_steps
+
+    @property
+    def failed(self) -> bool:
+        """Whether the arm came to an end before its time."""
+        return self._results.failure is not None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds a step in the last window."""
+        last = self._results.windows[-1]
+        return max(last.time_s / last.steps, 1e-6)
+
+    @property
+    def windows_left(self) -> int | None:
+        """Timed windows that are to come; None where the run's length is given in steps."""
+        return None if self._run.windows is None else self._run.windows - self._timed_windows
 
     def start(self, *, python: str, log: Path) -> None:
         """Start the worker, prepare it and take the warm-up steps."""
@@ -115,23 +137,55 @@ class ArmRun:
         """
         with self._catching():
             # Equal shares: a leftover window of one step would be the noisiest of all.
-            share = math.ceil(self._span / math.ceil(self._span / (steps or self.window_steps)))
+            share = steps or self.window_steps
+            if (span := self._span) is not None:
+                share = math.ceil(span / math.ceil(span / share))
             if settle and share > 1:
                 self._window(1, warmup=True)
                 share -= 1
             if not self.done:
                 self._window(share, warmup=False)
+            if self.done and self._run.windows is not None and self._run.validate_weights:
+                self._end_epoch()
+
+    def conclude(self) -> None:
+        """After the training: look at what ran once more, and note peaks and hashes."""
+        with self._catching():
+            if self.failed:
+                return
+            self._look_at_evidence()
+            answer = self._worker.ask("conclude")
+            self._results.memory = MemoryPart.model_validate(answer["memory"])
+            self._results.hashes = {name: answer[name] for name in ("batch_sha256", "order_sha256")}
+
+    @property
+    def to_diagnose(self) -> bool:
+        """Whether the arm's time is still to be explained."""
+        return self._run.diagnose and not self.failed and self._results.undiagnosed is None
+
+    def compute_window(self, steps: int) -> None:
+        """Take one window on a batch that stays on the device."""
+        self._tell("diagnosing")
+        with self._diagnosing():
+            answer = self._worker.ask("compute_window", steps=steps, arm_position=self.arm_position)
+            self._results.compute_windows.append(Window.model_validate(answer["window"]))
+
+    def profile(self, trace: Path | None) -> None:
+        """Measure the loader alone, and profile a few steps; ``trace``: file of their trace."""
+        self._tell("diagnosing")
+        with self._diagnosing():
+            spec = self._data.spec.model_dump(mode="json")
+            answer = self._worker.ask("loader", spec=spec)
+            self._results.loader = [LoaderPart.model_validate(part) for part in answer["loader"]]
+            path = None if trace is None or not self._run.trace else str(trace)
+            answer = self._worker.ask("profile", steps=PROFILED_STEPS, trace=path)
+            self._results.profile = ProfilePart.model_validate(answer["profile"])
 
     def finish(self) -> Record:
         """Close the worker and write up what is known."""
-        if self._results.failure is None:
-            with self._catching():
-                self._look_at_evidence()
-                answer = self._worker.ask("finish")
-                self._results.memory = MemoryPart.model_validate(answer["memory"])
-                self._results.hashes = {
-                    name: answer[name] for name in ("batch_sha256", "order_sha256")
-                }
+        if not self.failed and self._results.undiagnosed is None:
+            with self._diagnosing():
+                self._worker.ask("close")
         self._resources.close()
         record = self._results.record()
         self._tell("finished", status=record.status, reason=record.reason)
@@ -150,13 +204,20 @@ class ArmRun:
         except WorkerFailed as failure:
             self._results.failure = failure
         except (KeyError, ValidationError) as error:
-            what = str(error).splitlines()[0]
-            self._results.failure = WorkerFailed(
-                "failed",
-                f"the worker's answer does not fit ({what}): is another version of amp-harness "
-                "installed in its environment?",
-            )
-        if self._results.failure is not None:
+            self._results.failure = _misfit(error)
+        if self.failed:
+            self._kill_worker()
+
+    @contextlib.contextmanager
+    def _diagnosing(self) -> Iterator[None]:
+        """What fails once the training is over spoils no result of it; it is told."""
+        try:
+            yield
+        except WorkerFailed as failure:
+            self._results.undiagnosed = failure.reason
+        except (KeyError, ValidationError) as error:
+            self._results.undiagnosed = _misfit(error).reason
+        if self._results.undiagnosed is not None:
             self._kill_worker()
 
     def _kill_worker(self) -> None:
@@ -175,21 +236,31 @@ class ArmRun:
     @property
     def window_steps(self) -> int:
         """Steps of a timed window: as many as fill the target time, yet enough windows."""
-        prepared = self._results.prepared
-        assert prepared is not None
-        pace = self._results.windows[-1]
-        by_time = round(WINDOW_TARGET_S / max(pace.time_s / pace.steps, 1e-6))
-        timed = prepared.total_steps - min(self._run.warmup_steps, prepared.total_steps)
-        steps = max(1, min(by_time, timed // MIN_TIMED_WINDOWS))
+        steps = max(1, round(WINDOW_TARGET_S / self.step_s))
+        if self._run.windows is None:
+            timed = self._total_steps - min(self._run.warmup_steps, self._total_steps)
+            steps = max(1, min(steps, timed // MIN_TIMED_WINDOWS))
         return min(steps, self._run.window_steps or steps)
 
     @property
-    def _span(self) -> int:
-        """Steps that one window can take: to the end of the epoch or of the run."""
+    def _total_steps(self) -> int:
+        assert self._results.prepared is not None
+        assert self._results.prepared.total_steps is not None
+        return self._results.prepared.total_steps
+
+    @property
+    def _timed_windows(self) -> int:
+        return sum(not window.warmup for window in self._results.windows)
+
+    @property
+    def _span(self) -> int | None:
+        """Steps that one window can take: to the end of the epoch or of the run; None: any."""
         prepared = self._results.prepared
         assert prepared is not None
+        if self._run.windows is not None:
+            return None
         to_epoch_end = prepared.steps_per_epoch - self._step % prepared.steps_per_epoch
-        ends = [to_epoch_end, prepared.total_steps - self._step]
+        ends = [to_epoch_end, self._total_steps - self._step]
         if self._run.gradient_histogram is not None and self._step < self._run.gradient_histogram:
             ends.append(self._run.gradient_histogram - self._step)
         return min(ends)
@@ -197,7 +268,7 @@ class ArmRun:
     def _window(self, steps: int, *, warmup: bool) -> None:
         prepared = self._results.prepared
         assert prepared is not None
-        steps = min(steps, self._span)
+        steps = min(steps, self._span or steps)
         answer = self._worker.ask(
             "window", steps=steps, warmup=warmup, arm_position=self.arm_position
         )
@@ -212,12 +283,15 @@ class ArmRun:
             "warming up" if warmup else "training",
             loss=result.loss[-1],
             images_per_s=steps * self._run.batch_size / result.window.time_s,
-            remaining_s=pace_s * (prepared.total_steps - self._step),
+            remaining_s=None
+            if prepared.total_steps is None
+            else pace_s * (prepared.total_steps - self._step),
         )
         if self._step == self._run.gradient_histogram:
             answer = self._worker.ask("gradient_histogram")
             self._results.histogram = GradientHistogramPart.model_validate(answer["histogram"])
-        if self._step % prepared.steps_per_epoch == 0 or self._step == prepared.total_steps:
+        ends_epoch = self._step % prepared.steps_per_epoch == 0
+        if self._run.windows is None and (ends_epoch or self._step == prepared.total_steps):
             self._end_epoch()
 
     def _check_convergence(self, result: WindowResult) -> None:
@@ -237,6 +311,8 @@ class ArmRun:
             raise WorkerFailed("diverged", reason)
 
     def _end_epoch(self) -> None:
+        if not self._run.validate_weights:
+            return
         self._tell("validating")
         answer = self._worker.ask("evaluate")["accuracy"]
         self._results.accuracy = AccuracyPart.model_validate(answer) if answer else None
@@ -284,6 +360,15 @@ class ArmRun:
         )
 
 
+def _misfit(error: Exception) -> WorkerFailed:
+    what = str(error).splitlines()[0]
+    return WorkerFailed(
+        "failed",
+        f"the worker's answer does not fit ({what}): is another version of amp-harness "
+        "installed in its environment?",
+    )
+
+
 def run_arm(
     run: RunConfig,
     data: PreparedInput,
@@ -300,12 +385,23 @@ def run_arm(
 
 
 def drive(arm: ArmRun, *, python: str, log: Path) -> Record:
-    """Take ``arm`` from start to end."""
+    """Take ``arm`` from start to end; a trace lies beside its ``log``."""
     try:
         arm.start(python=python, log=log)
         while not arm.done:
             arm.train_window()
+        arm.conclude()
+        for _ in range(COMPUTE_WINDOWS):
+            if arm.to_diagnose:
+                arm.compute_window(arm.window_steps)
+        if arm.to_diagnose:
+            arm.profile(trace_path(log))
         return arm.finish()
     except BaseException:
         arm.abort()
         raise
+
+
+def trace_path(log: Path) -> Path:
+    """Where the framework's trace of an arm lies, given its log."""
+    return log.with_suffix(".trace.json.gz")

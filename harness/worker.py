@@ -26,6 +26,7 @@ from harness.energy import prepare_meter
 from harness.environment import describe_environment
 from harness.gpu import GpuMemoryWatch, find_gpu
 from harness.inputs import InputSpec, open_pixels
+from harness.loader import measure_loaders
 from harness.protocol import Backend, Unsupported
 from harness.records import MemoryPart
 from harness.registry import load_backend
@@ -35,7 +36,7 @@ PARENT_GONE = 75
 """Exit code of a worker whose parent vanished."""
 
 
-_LAST_COMMANDS = ("finish", "trial", "drill")
+_LAST_COMMANDS = ("close", "trial", "drill")
 """Commands after whose answer the worker leaves."""
 
 
@@ -47,7 +48,7 @@ class Session:
 
     def prepare(self, *, run: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         """Import the framework and make everything ready for the first step."""
-        config = RunConfig.model_validate(run)
+        config = self._run = RunConfig.model_validate(run)
         self._gpu_memory = GpuMemoryWatch()
         self.backend = load_backend(config.backend)
         self._arm = Arm(config, self.backend, open_pixels(InputSpec.model_validate(spec), config))
@@ -92,8 +93,8 @@ class Session:
         """Validate the current weights."""
         return {"accuracy": self._arm.evaluate()}
 
-    def finish(self) -> dict[str, Any]:
-        """Release the device and report the peaks."""
+    def conclude(self) -> dict[str, Any]:
+        """Peaks of the training, and hashes of what it was given."""
         device = self._arm.memory()
         memory = MemoryPart(
             host_peak_bytes=host_peak_bytes(),
@@ -101,12 +102,27 @@ class Session:
             device_reserved_peak_bytes=device.reserved_peak_bytes,
             device_used_delta_bytes=self._gpu_memory.used_delta_bytes(self._device_uuid),
         )
-        self._arm.close()
         return {
             "memory": memory,
             "batch_sha256": self._arm.batch_sha256,
             "order_sha256": self._arm.order_sha256,
         }
+
+    def compute_window(self, **arguments: Any) -> dict[str, Any]:
+        """Train on one resident batch; see :meth:`harness.arm.Arm.compute_window`."""
+        self._conditions.start()
+        window = self._arm.compute_window(**arguments)
+        window.conditions = self._conditions.stop()
+        return {"window": window}
+
+    def loader(self, *, spec: dict[str, Any]) -> dict[str, Any]:
+        """Measure the loader alone; see :mod:`harness.loader`."""
+        return {"loader": measure_loaders(InputSpec.model_validate(spec), self._run)}
+
+    def close(self) -> dict[str, Any]:
+        """Release the device."""
+        self._arm.close()
+        return {}
 
 
 def host_peak_bytes() -> int:

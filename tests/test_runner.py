@@ -14,6 +14,7 @@ from harness.config import RunConfig
 from harness.environment import describe_environment
 from harness.records import Record, Status
 from harness.runner import Event, run_arm
+from harness.worker_process import WorkerFailed
 
 NAN = float("nan")
 
@@ -53,7 +54,7 @@ class ScriptedWorker:
         return getattr(self, f"_{command}")(**arguments)
 
     def _prepare(self, *, run: Any, spec: Any) -> dict[str, Any]:
-        total = self._run.steps or (self._run.epochs or 0) * self.steps_per_epoch
+        total = self._run.steps or (self._run.epochs or 0) * self.steps_per_epoch or None
         prepared = {
             "in_force": {
                 "framework_version": "1.2",
@@ -121,7 +122,7 @@ class ScriptedWorker:
         }
         return {"evidence": evidence}
 
-    def _finish(self) -> dict[str, Any]:
+    def _conclude(self) -> dict[str, Any]:
         memory = {
             "host_peak_bytes": 1000,
             "device_allocated_peak_bytes": None,
@@ -129,6 +130,39 @@ class ScriptedWorker:
             "device_used_delta_bytes": None,
         }
         return {"memory": memory, "batch_sha256": "ab" * 32, "order_sha256": "cd" * 32}
+
+    def _compute_window(self, *, steps: int, arm_position: int) -> dict[str, Any]:
+        window = {
+            "index": len(self.windows),
+            "arm_position": arm_position,
+            "started_s": 9.0,
+            "steps": steps,
+            "images": steps * self._run.batch_size,
+            "time_s": steps * self.step_time_s * 0.8,
+            "cpu_s": steps * self.step_time_s,
+            "data_wait_s": 0.0,
+            "warmup": False,
+        }
+        return {"window": window}
+
+    def _loader(self, *, spec: Any) -> dict[str, Any]:
+        return {"loader": [{"input": "cached", "images_per_s": [500.0], "workers": 1}]}
+
+    def _profile(self, *, steps: int, trace: str | None) -> dict[str, Any]:
+        profile = {
+            "source": "the script",
+            "steps": steps,
+            "step_s": 0.6,
+            "phases_s": None,
+            "operations_s": {"convolution": 0.4},
+            "device_busy_s": None,
+            "kernels": 7,
+            "trace": trace,
+        }
+        return {"profile": profile}
+
+    def _close(self) -> dict[str, Any]:
+        return {}
 
 
 Scripted = Callable[..., tuple[Record, ScriptedWorker]]
@@ -207,7 +241,7 @@ def test_the_steps_that_were_asked_for_are_taken_to_the_last_one(scripted: Scrip
 
     assert record.steps.loss == pytest.approx([2.0 - 0.1 * step for step in range(23)])
     assert sum(window.steps for window in record.windows) == 23
-    assert worker.commands[-1] == "finish"
+    assert worker.commands[-1] == "close"
 
 
 def test_no_window_reaches_across_the_end_of_an_epoch(scripted: Scripted):
@@ -434,7 +468,7 @@ def test_an_arm_that_does_not_run_what_was_asked_is_unavailable(scripted: Script
     assert "float16 was asked for" in record.reason
     assert f"ran in {effective} (the script)" in record.reason
     assert (record.precision.dtype, record.precision.effective) == ("float16", effective)
-    assert "finish" not in worker.commands
+    assert "conclude" not in worker.commands
 
 
 def test_evidence_is_looked_at_after_the_warmup_and_again_at_the_end(scripted: Scripted):
@@ -457,7 +491,9 @@ def test_progress_is_told_from_start_to_end(scripted: Scripted):
     scripted(fake_run(steps=12, warmup_steps=2), on_event=events.append)
 
     phases = list(dict.fromkeys(event.phase for event in events))
-    assert phases == ["starting", "warming up", "training", "validating", "finished"]
+    assert phases == [
+        *("starting", "warming up", "training", "validating", "diagnosing", "finished")
+    ]
     steps = [event.step for event in events if event.phase in ("warming up", "training")]
     assert steps == sorted(steps)
     assert steps[-1] == 12
@@ -489,7 +525,7 @@ def test_an_interrupt_ends_the_worker_and_goes_on_to_the_caller(scripted: Script
     assert seen[-1].phase == "training"
 
 
-@pytest.mark.parametrize("command", ["prepare", "window", "evaluate", "evidence", "finish"])
+@pytest.mark.parametrize("command", ["prepare", "window", "evaluate", "evidence", "conclude"])
 @pytest.mark.parametrize("answer", [{}, {"prepared": {}, "environment": {}, "result": {"x": 1}}])
 def test_an_answer_of_another_version_is_a_failure_and_no_crash(
     scripted: Scripted, command: str, answer: dict[str, Any]
@@ -505,6 +541,62 @@ def test_an_answer_of_another_version_is_a_failure_and_no_crash(
     assert record.reason is not None
     assert "does not fit" in record.reason
     assert worker.killed
+
+
+# --- after the training
+
+
+def test_a_trained_arm_is_measured_on_a_resident_batch_without_its_steps_counting(
+    scripted: Scripted,
+):
+    record, worker = scripted(fake_run(steps=12))
+
+    assert len(record.steps.loss) == 12
+    assert [window.steps for window in record.compute_windows] == [1, 1, 1, 1]
+    assert record.compute_windows[0].time_s == pytest.approx(0.4)
+    assert record.loader[0].images_per_s == [500]
+    assert record.profile is not None
+    assert record.profile.operations_s == {"convolution": 0.4}
+    after = worker.commands[worker.commands.index("conclude") :]
+    assert after == ["conclude", *["compute_window"] * 4, "loader", "profile", "close"]
+
+
+def test_a_repetition_is_not_explained_again(scripted: Scripted):
+    record, worker = scripted(fake_run(steps=12, diagnose=False))
+
+    assert record.status == "ok"
+    assert record.compute_windows == []
+    assert record.profile is None
+    assert worker.commands[-2:] == ["conclude", "close"]
+
+
+@pytest.mark.parametrize("command", ["compute_window", "loader", "profile", "close"])
+def test_what_breaks_after_the_training_spoils_no_result_and_is_told(
+    scripted: Scripted, command: str
+):
+    class Breaks(ScriptedWorker):
+        def ask(self, asked: str, **arguments: Any) -> dict[str, Any]:
+            if asked == command:
+                raise WorkerFailed("failed", "the profiler fell over")
+            return super().ask(asked, **arguments)
+
+    record, worker = scripted(fake_run(steps=12), Breaks)
+
+    assert record.status == "ok"
+    assert len(record.steps.loss) == 12
+    assert record.memory is not None
+    assert any("the profiler fell over" in warning for warning in record.warnings)
+    assert worker.killed
+
+
+def test_a_run_of_so_many_windows_ends_after_them_and_validates_once(scripted: Scripted):
+    record, worker = scripted(fake_run(steps=None, windows=5, warmup_steps=2))
+
+    timed = [window for window in record.windows if not window.warmup]
+    # Two seconds of half-second steps, across the ends of epochs of six steps.
+    assert [window.steps for window in timed] == [4] * 5
+    assert worker.commands.count("evaluate") == 1
+    assert record.accuracy is not None
 
 
 # --- real workers

@@ -239,7 +239,8 @@ def test_a_worker_serves_its_commands_and_leaves(log: Path):
         prepared = worker.ask("prepare", **PREPARE)
         result = worker.ask("window", **WINDOW)["result"]
         accuracy = worker.ask("evaluate")["accuracy"]
-        finished = worker.ask("finish")
+        finished = worker.ask("conclude")
+        worker.ask("close")
 
     assert prepared["prepared"]["steps_per_epoch"] == 20
     assert prepared["prepared"]["in_force"]["device_type"] == "cpu"
@@ -257,7 +258,7 @@ def test_what_a_library_prints_goes_to_the_log_and_not_among_the_answers(fake, l
     with WorkerProcess(fake_run(), python=sys.executable, log=log) as worker:
         worker.ask("prepare", **PREPARE)
         assert len(worker.ask("window", **WINDOW)["result"]["loss"]) == 2
-        worker.ask("finish")
+        worker.ask("close")
 
     assert log.read_bytes().count(b"\xff\xfenot json\n") == 2
 
