@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -29,6 +30,7 @@ from harness.protocol import (
     InForce,
     LayerEvidence,
     LayerProbe,
+    PeakOperation,
     Probe,
     StepResult,
     TrainState,
@@ -37,6 +39,8 @@ from harness.protocol import (
 from harness.weights import Weights
 
 _GRID = 4
+PEAK_FLOPS_PER_S = 1e12
+"""Of the imitated device, in every dtype."""
 
 
 class Failure(BaseModel):
@@ -229,6 +233,17 @@ class FakeBackend:
             optimizer_implementation="loop",
             scaler_enabled=self._scale is not None,
         )
+
+    def peak_operation(
+        self, operation: PeakOperation, dtype: str, size: int
+    ) -> Callable[[], object]:
+        """See :meth:`harness.protocol.Backend.peak_operation`."""
+        step_s = 2 * size**3 / PEAK_FLOPS_PER_S
+
+        def run() -> None:
+            self._free_at = max(self._free_at, time.perf_counter()) + step_s
+
+        return run
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""

@@ -6,7 +6,7 @@ bytes, all images uint8 (N, H, W, 3) RGB, all labels int64 (N,).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -23,6 +23,10 @@ CHANNEL_STD = (0.229, 0.224, 0.225)
 """RGB standard deviation of ImageNet on the 0..1 scale."""
 
 DeviceType = Literal["cpu", "cuda"]
+PeakOperation = Literal["matrix product", "pointwise convolution"]
+PEAK_OPERATIONS: tuple[PeakOperation, ...] = ("matrix product", "pointwise convolution")
+"""Operations of as many FLOPs as their definition says: an algorithm such as Winograd's, which
+gets by with fewer, fits neither, so that their speed is the device's."""
 
 
 class Unsupported(Exception):
@@ -265,6 +269,17 @@ class Backend(Protocol):
             batch: from :meth:`put`.
             steps: that are profiled; one more before them is not.
             trace: file for the framework's own trace; None keeps none.
+        """
+        ...
+
+    def peak_operation(
+        self, operation: PeakOperation, dtype: str, size: int
+    ) -> Callable[[], object]:
+        """An operation of 2·size³ FLOPs on resident operands of ``dtype``; each call enqueues it.
+
+        ``matrix product``: (size, size)·(size, size). ``pointwise convolution``: 1×1, of size to
+        size channels over size pixels. Needs :meth:`open` but no network; float32 is TF32 where
+        the run asks for it.
         """
         ...
 

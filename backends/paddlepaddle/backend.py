@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,7 @@ from backends.paddlepaddle.evidence import (
 )
 from backends.paddlepaddle.network import RunningStatistics, build_model, compile_model
 from backends.paddlepaddle.optimizers import OptimizerSlots, make_optimizer, make_scaler
+from backends.paddlepaddle.peak import peak_operation
 from backends.paddlepaddle.probe import (
     canonical_layout,
     native_layout,
@@ -51,6 +53,7 @@ from harness.protocol import (
     InForce,
     LayerEvidence,
     LayerProbe,
+    PeakOperation,
     Probe,
     StepResult,
     TrainState,
@@ -336,6 +339,12 @@ class PaddleBackend:
             optimizer_implementation="loop" if self._run.precision == "float64" else "foreach",
             scaler_enabled=self._scaler.is_enable(),
         )
+
+    def peak_operation(
+        self, operation: PeakOperation, dtype: str, size: int
+    ) -> Callable[[], object]:
+        """See :meth:`harness.protocol.Backend.peak_operation`."""
+        return peak_operation(self._paddle, self._format, operation, dtype, size)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""

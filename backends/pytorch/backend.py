@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from backends.pytorch.evidence import (
     recorded_operations,
 )
 from backends.pytorch.network import build_module
+from backends.pytorch.peak import peak_operation
 from backends.pytorch.probe import probe_module, probe_pass
 from backends.pytorch.state import read_state, write_state, write_tensors
 from harness.config import RunConfig
@@ -27,6 +29,7 @@ from harness.protocol import (
     InForce,
     LayerEvidence,
     LayerProbe,
+    PeakOperation,
     Probe,
     StepResult,
     TrainState,
@@ -289,6 +292,13 @@ class TorchBackend:
             optimizer_implementation="fused" if self._optimizer.defaults["fused"] else "foreach",
             scaler_enabled=self._scaler.is_enabled(),
         )
+
+    def peak_operation(
+        self, operation: PeakOperation, dtype: str, size: int
+    ) -> Callable[[], object]:
+        """See :meth:`harness.protocol.Backend.peak_operation`."""
+        torch, form = self._torch, self._format
+        return peak_operation(torch, self._device, form, operation, dtype, size)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""

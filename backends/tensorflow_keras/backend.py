@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from backends.tensorflow_keras.network import (
     unbiased_batch_norm,
 )
 from backends.tensorflow_keras.optimizers import build_optimizer
+from backends.tensorflow_keras.peak import peak_operation
 from backends.tensorflow_keras.probe import probe_layer, probe_pass, traced_pass
 from backends.tensorflow_keras.state import read_state, write_state, write_tensors
 from harness.config import RunConfig
@@ -38,6 +39,7 @@ from harness.protocol import (
     Evidence,
     InForce,
     LayerProbe,
+    PeakOperation,
     Probe,
     StepResult,
     TrainState,
@@ -233,6 +235,14 @@ class TensorFlowBackend:
             optimizer=type(self._inner).__name__,
             optimizer_implementation="graph",
             scaler_enabled=self._run.scales_loss,
+        )
+
+    def peak_operation(
+        self, operation: PeakOperation, dtype: str, size: int
+    ) -> Callable[[], object]:
+        """See :meth:`harness.protocol.Backend.peak_operation`."""
+        return peak_operation(
+            self._tf, self._device, operation, dtype, size, channels_first=self._channels_first
         )
 
     def is_out_of_memory(self, error: BaseException) -> bool:
