@@ -7,6 +7,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from reports import formats
+from reports.causes import explain
 from reports.comparison import ArmFigures, ComparisonRow
 from reports.findings import assumptions
 from reports.formats import printable
@@ -59,9 +60,11 @@ def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
 
 
 def _said(row: ComparisonRow) -> tuple[str, ...]:
-    """The verdict with its reason; of a backend with one arm, why that arm has no result."""
+    """The verdict with its reason and cause; of one arm alone, why the other has no result."""
     verdict = row.verdict
-    return row.gaps if len(row.arms) < 2 else (f"{verdict.outcome}. {verdict.reason}",)
+    if len(row.arms) < 2:
+        return row.gaps
+    return (f"{verdict.outcome}. {verdict.reason} {explain(row.judged)}".rstrip(),)
 
 
 def _figures_of(arm: ArmFigures | None, speedup: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from reports import formats
 from reports.blocks import Card
+from reports.causes import causes, explain
 from reports.cells import NOT_RUN_YET, Results
 from reports.comparison import ComparisonRow
 from reports.fairness import SAME_START_TOLERANCE, data_groups, first_losses
@@ -23,7 +24,7 @@ _WITHOUT_AN_ANSWER = {
 
 
 def card(row: ComparisonRow, gap: str | None = None) -> Card:
-    """One sentence of what was measured for a backend, and its main figures.
+    """What was measured for a backend, why it is so where that was measured, and main figures.
 
     ``gap`` is AMP's gap to float32, in words.
     """
@@ -33,18 +34,20 @@ def card(row: ComparisonRow, gap: str | None = None) -> Card:
         kind=verdict.outcome,
         ratio=formats.times(verdict.speedup),
         interval=formats.bounds(verdict.speedup),
-        sentence=verdict.reason,
+        sentence=f"{verdict.reason} {explain(row.judged)}".rstrip(),
         facts=(*_facts(row), *([gap] if gap else [])),
     )
 
 
 def headline(rows: Sequence[ComparisonRow]) -> str:
-    """All verdicts in one sentence."""
+    """All verdicts in one sentence, each with the first of its causes."""
     if not rows:
         return "No fp32 or AMP arm has been planned or run."
     backends: dict[str, list[str]] = {}
     for row in rows:
-        backends.setdefault(row.verdict.outcome, []).append(row.backend)
+        found = causes(row.judged)
+        why = f" ({found[0].short})" if found else ""
+        backends.setdefault(row.verdict.outcome, []).append(f"{row.backend}{why}")
 
     def said(words: Mapping[str, str]) -> list[str]:
         return [

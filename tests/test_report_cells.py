@@ -1,11 +1,13 @@
 """Which arms of a study belong together: variants of the settings, repetitions, further seeds."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_records import accuracy_part, data_part, ok_record, study_of, write_study
 
 from harness.config import RunConfig
+from harness.records import Record
 from reports.cells import Results, read_results, study_cells
 from reports.comparison import comparison_rows
 from reports.fairness import same_data
@@ -15,7 +17,7 @@ from reports.yardstick import yardsticks
 PAIR = ("fp32", "amp")
 
 
-def pair(amp_rate: float = 60, *, seed: int = 0, windows: int = 3, **place: str):
+def pair(amp_rate: float = 60, *, seed: int = 0, windows: int = 3, **place: Any) -> list[Record]:
     """fp32 at 40 images/s and AMP at another rate."""
     rates = {"fp32": 40.0, "amp": amp_rate}
     return [
@@ -24,7 +26,7 @@ def pair(amp_rate: float = 60, *, seed: int = 0, windows: int = 3, **place: str)
     ]
 
 
-def results_of(*records) -> Results:
+def results_of(*records: Record) -> Results:
     return Results(study=None, cells=study_cells(None, records))
 
 

@@ -1,0 +1,324 @@
+"""Why AMP pays or does not: only what a measurement of this study supports.
+
+A cause needs figures that show it, in the direction of the verdict and of its size. Where there are
+none the answer is that the cause is not determined.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, Literal
+
+from harness.records import ProfilePart, Record
+from harness.speedup import PairWindows, Speedup
+from harness.verdict import Verdict, judge
+from reports import formats
+from reports.formats import number, percent
+from reports.judged import Judged
+from reports.speedup import process_pair, rates, timed_windows, window_rates
+
+WAIT_SHARE: Final = 0.1
+"""Share of the time waited for data from which an arm can be input-bound: below it, perfect input
+would gain less than a ninth."""
+BUSY_SHARE: Final = 0.7
+"""Share of a step with a kernel on the device below which the step is launch-bound: the other 30 %
+and more of it waits for the host, which no faster kernel shortens."""
+MAIN_SHARE: Final = 0.5
+"""Share of the difference that a cause must make up: less than half is not the cause of it."""
+PROFILE_AGREES: Final = (0.5, 2.0)
+"""ln of the profiled step's quotient over ln of the measured one. A profiler slows short operations
+most, and outside this range its steps are not those whose speed is to be explained."""
+ALIKE: Final = 0.1
+"""Profiled times that differ by less count as equal: about the spread of single profiled steps."""
+MAX_KINDS: Final = 2
+"""Kinds of operation that one cause names; a difference spread over more has no one cause."""
+OPERATIONS: Final = {
+    "convolution": "convolutions",
+    "matrix product": "matrix products",
+    "elementwise": "elementwise operations",
+    "fused": "fused operations",
+    "cast": "casts",
+    "copy": "copies",
+    "optimizer": "the optimizer",
+}
+"""Kinds of operation as a sentence names them."""
+NOT_DETERMINED: Final = "Cause not determined."
+
+Kind = Literal["input-bound", "overflow", "operations", "launch-bound", "optimizer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A reason with the measurement that supports it."""
+
+    kind: Kind
+    short: str
+    """A few words, for a headline."""
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """Whether an arm's input keeps up with its compute; None for what was not measured."""
+
+    images_per_s: float | None
+    """End to end: median of the timed windows."""
+    compute_images_per_s: float | None
+    """On a resident batch: median of its windows."""
+    starved: Speedup | None
+    """Compute alone over end to end, of one process. Not measured in turn, but its windows."""
+    wait_fraction: float | None
+    ceiling_images_per_s: float | None
+    """The loader alone, in the arm's own input mode."""
+
+    @property
+    def input_bound(self) -> bool | None:
+        """Whether the arm waits for images; None where that was not measured."""
+        if self.starved is None or self.wait_fraction is None:
+            return None
+        return self.starved.shown.low > 1 and self.wait_fraction >= WAIT_SHARE
+
+
+def feed_of(record: Record) -> Feed:
+    """How the input of an arm compares with its compute."""
+    trained = window_rates(record)
+    computed = rates(timed_windows(record.compute_windows))
+    windows = PairWindows(
+        baseline_images_per_s=tuple(trained), candidate_images_per_s=tuple(computed)
+    )
+    return Feed(
+        images_per_s=median(trained) if trained else None,
+        compute_images_per_s=median(computed) if computed else None,
+        starved=judge([windows], names=("end to end", "compute alone")).speedup,
+        wait_fraction=record.throughput.data_wait_fraction if record.throughput else None,
+        ceiling_images_per_s=loader_rate(record, record.training.input if record.training else ""),
+    )
+
+
+def loader_rate(record: Record, input_mode: str) -> float | None:
+    """Median images/s of the loader alone in one input mode."""
+    found = [part.images_per_s for part in record.loader if part.input == input_mode]
+    return median(found[0]) if found and found[0] else None
+
+
+def loader_workers(record: Record, images_per_s: float) -> int | None:
+    """Decoding workers that would feed ``images_per_s``, if each decodes as fast as now."""
+    for part in record.loader:
+        if part.input == "live" and part.images_per_s and median(part.images_per_s) > 0:
+            return math.ceil(images_per_s * part.workers / median(part.images_per_s))
+    return None
+
+
+def judge_fed(judged: Judged) -> Verdict:
+    """The verdict on compute alone: what AMP gives where no arm waits for images."""
+    pairs = [process_pair(pair.baseline, pair.candidate, compute=True) for pair in judged.counted]
+    measured = [pair.windows for pair in pairs if pair.windows.matched]
+    if not measured:
+        return judge([], unavailable="No steps on a resident batch were measured.")
+    return judge(measured)
+
+
+def causes(judged: Judged) -> tuple[Cause, ...]:
+    """What explains the verdict, the most telling first; empty where nothing measured does."""
+    outcome = judged.verdict.outcome
+    if judged.verdict.speedup is None:
+        return ()
+    pair = judged.counted[0]
+    found: list[Cause | None] = []
+    if outcome != "slower":
+        found.append(_input_bound(pair.candidate, judge_fed(judged)))
+    if outcome == "too noisy" or (outcome == "no difference" and found[0] is not None):
+        return tuple(cause for cause in found if cause is not None)
+    fed = judge_fed(judged).speedup
+    ratio = fed.ratio if fed is not None else judged.verdict.speedup.ratio
+    found.append(_overflow(pair.candidate, judged.verdict))
+    a, b = pair.baseline.profile, pair.candidate.profile
+    if a is not None and b is not None:
+        if outcome == "no difference":
+            found.append(_as_fast(a, b, pair.candidate))
+        elif _agrees(a, b, 1 / ratio):
+            operations = _operations(a, b, pair.candidate)
+            found.append(operations or _optimizer(a, b))
+        if outcome != "pays":
+            found.append(_launch_bound(pair.baseline, pair.candidate, slower=outcome == "slower"))
+    return tuple(cause for cause in found if cause is not None)
+
+
+def explain(judged: Judged) -> str:
+    """The causes in sentences; empty where the verdict is none that has a cause."""
+    found = causes(judged)
+    if found:
+        return " ".join(cause.sentence for cause in found)
+    explained = ("pays", "slower", "no difference")
+    return NOT_DETERMINED if judged.verdict.outcome in explained else ""
+
+
+def _input_bound(amp: Record, fed: Verdict) -> Cause | None:
+    feed = feed_of(amp)
+    if not feed.input_bound:
+        return None
+    text = (
+        f"Input-bound: AMP waited for data {percent(feed.wait_fraction)} of the time at "
+        f"{number(feed.images_per_s)} images/s"
+    )
+    ceiling, compute = feed.ceiling_images_per_s, feed.compute_images_per_s
+    if ceiling is not None and compute is not None:
+        text += f", and its loader alone gives {number(ceiling)}"
+        if ceiling > compute:
+            text += " (enough, were it not for the CPUs that it shares with the step)"
+    gain = fed.speedup
+    if gain is None:
+        return Cause(kind="input-bound", short="input-bound", sentence=f"{text}.")
+    would = f"{formats.times(gain)} {formats.bounds(gain)}"
+    return Cause(
+        kind="input-bound",
+        short=f"input-bound: {would} if fed",
+        sentence=f"{text}; on resident batches AMP's speedup is {would}.",
+    )
+
+
+def _overflow(amp: Record, verdict: Verdict) -> Cause | None:
+    windows = timed_windows(amp.windows)
+    steps = sum(window.steps for window in windows)
+    if verdict.speedup is None or amp.training is None or verdict.outcome == "pays":
+        return None
+    applied = round(sum(window.images for window in windows) / amp.training.batch_size)
+    if applied in (0, steps):
+        return None
+    lost = math.log(applied / steps)
+    enough = (
+        lost <= MAIN_SHARE * math.log(verdict.speedup.ratio)
+        if verdict.outcome == "slower"
+        else 1 - applied / steps > verdict.margin
+    )
+    if not enough:
+        return None
+    skipped = f"{steps - applied} of {steps} timed steps"
+    return Cause(
+        kind="overflow",
+        short=f"{skipped} skipped",
+        sentence=f"{skipped} of AMP were skipped on overflow, and their images do not count.",
+    )
+
+
+def _agrees(fp32: ProfilePart, amp: ProfilePart, step_quotient: float) -> bool:
+    """Whether the profiled steps differ as the measured ones do."""
+    if fp32.step_s <= 0 or amp.step_s <= 0 or step_quotient == 1:
+        return False
+    share = math.log(amp.step_s / fp32.step_s) / math.log(step_quotient)
+    return PROFILE_AGREES[0] <= share <= PROFILE_AGREES[1]
+
+
+def _operations(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | None:
+    """The one or two kinds of operation that make up most of the difference."""
+    kinds = dict.fromkeys([*fp32.operations_s, *amp.operations_s])
+    changes = {k: amp.operations_s.get(k, 0.0) - fp32.operations_s.get(k, 0.0) for k in kinds}
+    whole = sum(changes.values())
+    # The operations must have changed as the step did; otherwise something else changed it.
+    if whole * (amp.step_s - fp32.step_s) <= 0:
+        return None
+    named: list[str] = []
+    share = 0.0
+    for kind in sorted(changes, key=lambda kind: changes[kind] / whole, reverse=True)[:MAX_KINDS]:
+        if share < MAIN_SHARE:
+            named.append(kind)
+            share += changes[kind] / whole
+    if share < MAIN_SHARE or "other" in named:
+        return None
+    parts = [_changed(kind, fp32, amp, record) for kind in named]
+    of_all = f"{percent(share)} of the difference" if share <= 1 else "more than the difference"
+    return Cause(
+        kind="operations",
+        short=parts[0][0],
+        sentence=f"In a profiled step {formats.listed([' '.join(part) for part in parts])}; that "
+        f"is {of_all}.",
+    )
+
+
+def _changed(kind: str, fp32: ProfilePart, amp: ProfilePart, record: Record) -> tuple[str, str]:
+    a, b = fp32.operations_s.get(kind, 0.0), amp.operations_s.get(kind, 0.0)
+    dtype = record.precision.effective or record.precision.dtype
+    of = OPERATIONS.get(kind, kind)
+    if kind in ("convolution", "matrix product"):
+        # Of these the evidence shows the dtype; others mix the two, or keep float32.
+        of = f"{dtype} {of}"
+    if a <= 0:
+        return f"{of} took time that fp32 does not spend", f"({_s(b)})"
+    quotient = f"{number(b / a)} times as long as in float32"
+    return f"{of} took {quotient}", f"({_s(b)} against {_s(a)})"
+
+
+def _as_fast(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | None:
+    """The kind of operation that takes most of the step and is no faster."""
+    whole = sum(fp32.operations_s.values())
+    if whole <= 0 or fp32.step_s <= 0 or abs(math.log(amp.step_s / fp32.step_s)) > ALIKE:
+        return None
+    kind = max(fp32.operations_s, key=lambda kind: fp32.operations_s[kind])
+    a, b = fp32.operations_s[kind], amp.operations_s.get(kind, 0.0)
+    if kind == "other" or a < MAIN_SHARE * whole or b <= 0 or abs(math.log(b / a)) > ALIKE:
+        return None
+    short, times = _changed(kind, fp32, amp, record)
+    return Cause(
+        kind="operations",
+        short=short,
+        sentence=f"In a profiled step {short} {times}; that is {percent(a / whole)} of fp32's "
+        "operations.",
+    )
+
+
+def _optimizer(fp32: ProfilePart, amp: ProfilePart) -> Cause | None:
+    if fp32.phases_s is None or amp.phases_s is None:
+        return None
+    a, b = (phases.get("optimizer") for phases in (fp32.phases_s, amp.phases_s))
+    if a is None or b is None or amp.step_s <= fp32.step_s:
+        return None
+    if b - a < MAIN_SHARE * (amp.step_s - fp32.step_s):
+        return None
+    return Cause(
+        kind="optimizer",
+        short="optimizer and loss scaler",
+        sentence=f"In a profiled step the optimizer with the loss scaler took {_s(b)} against "
+        f"{_s(a)}.",
+    )
+
+
+def busy_share(record: Record) -> float | None:
+    """Share of a step in which a kernel ran: of a step on a resident batch where one was timed.
+
+    That one is not slowed by a profiler. None on the CPU, and where nothing was profiled.
+    """
+    profile, step_s = record.profile, compute_step_s(record)
+    if profile is None or profile.device_busy_s is None:
+        return None
+    step_s = step_s or profile.step_s
+    return min(profile.device_busy_s / step_s, 1.0) if step_s > 0 else None
+
+
+def compute_step_s(record: Record) -> float | None:
+    """Median seconds a step on a resident batch."""
+    times = [window.time_s / window.steps for window in timed_windows(record.compute_windows)]
+    return median(times) if times else None
+
+
+def _launch_bound(fp32: Record, amp: Record, *, slower: bool) -> Cause | None:
+    before, busy = busy_share(fp32), busy_share(amp)
+    profile = amp.profile
+    if before is None or busy is None or profile is None or busy >= BUSY_SHARE:
+        return None
+    if slower:
+        a, b = compute_step_s(fp32), compute_step_s(amp)
+        if a is None or b is None or b * (1 - busy) - a * (1 - before) < MAIN_SHARE * (b - a):
+            return None
+    kernels = "" if profile.kernels is None else f" ({profile.kernels:,} kernels)"
+    return Cause(
+        kind="launch-bound",
+        short=f"launch-bound: kernels run {percent(busy)} of the step",
+        sentence=f"Launch-bound: kernels ran {percent(busy)} of AMP's step{kernels} and "
+        f"{percent(before)} of fp32's, and the rest waits for the host.",
+    )
+
+
+def _s(time_s: float) -> str:
+    return f"{number(time_s * 1e3)} ms" if time_s < 1 else f"{number(time_s)} s"

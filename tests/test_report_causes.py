@@ -1,0 +1,326 @@
+"""A cause is told only with the measurement that supports it.
+
+An arm of 40 images/s takes 16 / 40 = 0.4 s a step, as the made records have 16 images in a step.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from report_records import BATCH_SIZE, WINDOW_STEPS, ok_record, turns
+
+from harness.records import LoaderPart, ProfilePart, Record, ThroughputPart, Window
+from reports.causes import (
+    NOT_DETERMINED,
+    busy_share,
+    causes,
+    explain,
+    feed_of,
+    loader_workers,
+)
+from reports.cells import study_cells
+from reports.judged import Judged, judge_cells
+
+
+def compute_windows(precision: str, rates: Sequence[float], *, steps: int = 2) -> list[Window]:
+    """Windows on a resident batch at these images/s, in turn with the other arm."""
+    return [
+        Window(
+            index=i,
+            arm_position=place,
+            started_s=float(i),
+            steps=steps,
+            images=steps * BATCH_SIZE,
+            time_s=steps * BATCH_SIZE / rate,
+            cpu_s=0.0,
+            data_wait_s=0.0,
+            warmup=False,
+        )
+        for i, (rate, place) in enumerate(zip(rates, turns(precision, len(rates)), strict=True))
+    ]
+
+
+def arm(
+    precision: str,
+    rate: float,
+    *,
+    compute: float | None = None,
+    wait: float = 0.0,
+    profile: ProfilePart | None = None,
+    **changes: Any,
+) -> Record:
+    """An arm of six even windows, that waited for data for a share of the time."""
+    rates = [rate] * 6
+    throughput = ThroughputPart(
+        images_per_s=rate,
+        warmup_steps=2,
+        timed_steps=WINDOW_STEPS * 6,
+        data_wait_fraction=wait,
+        threads_in_use=1.5,
+        prepare_s=3.0,
+        warmup_s=4.0,
+    )
+    return ok_record(
+        precision=precision,
+        rates=rates,
+        throughput=throughput,
+        compute_windows=[] if compute is None else compute_windows(precision, [compute] * 4),
+        profile=profile,
+        **changes,
+    )
+
+
+def profile(
+    step_s: float,
+    *,
+    busy_s: float | None = None,
+    phases: dict[str, float] | None = None,
+    **ops: float,
+) -> ProfilePart:
+    """A profiled step; names of kinds are given with underscores."""
+    return ProfilePart(
+        source="profiler",
+        steps=3,
+        step_s=step_s,
+        phases_s=phases,
+        operations_s={name.replace("_", " "): time_s for name, time_s in ops.items()},
+        device_busy_s=busy_s,
+        kernels=None if busy_s is None else 1200,
+    )
+
+
+def judged(*records: Record) -> Judged:
+    return judge_cells(study_cells(None, records))
+
+
+def live(rate: float, workers: int = 2) -> list[LoaderPart]:
+    return [
+        LoaderPart(input="cached", images_per_s=[1e5] * 3, workers=1),
+        LoaderPart(input="live", images_per_s=[rate * 0.9, rate, rate * 1.2], workers=workers),
+    ]
+
+
+# Input.
+
+
+def test_an_arm_that_waits_and_computes_faster_than_it_trains_is_input_bound():
+    record = arm("amp", 40, compute=100, wait=0.6, loader=live(42), training={"input": "live"})
+    feed = feed_of(record)
+
+    assert feed.input_bound
+    assert feed.starved is not None
+    assert feed.starved.ratio == pytest.approx(2.5)
+    # The ceiling is the median of the loader's windows in the mode of the run.
+    assert feed.ceiling_images_per_s == pytest.approx(42)
+
+
+def test_the_ceiling_of_cached_input_is_that_of_the_cache():
+    assert feed_of(arm("amp", 40, compute=41, loader=live(42))).ceiling_images_per_s == 1e5
+
+
+@pytest.mark.parametrize(
+    ("compute", "wait"),
+    [(100, 0.05), (40.5, 0.6)],  # waits too little; computes hardly faster alone
+)
+def test_an_arm_with_one_of_the_two_signs_alone_is_not_input_bound(compute: float, wait: float):
+    assert feed_of(arm("amp", 40, compute=compute, wait=wait)).input_bound is False
+
+
+def test_an_arm_without_windows_on_a_resident_batch_may_or_may_not_be_input_bound():
+    assert feed_of(arm("amp", 40, wait=0.9)).input_bound is None
+
+
+def test_workers_that_would_feed_an_arm_are_rounded_up():
+    # Two workers give 42 images/s, 21 each: 100 images/s need 4.76 of them.
+    assert loader_workers(arm("amp", 40, loader=live(42)), 100) == 5
+    assert loader_workers(arm("amp", 40), 100) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "ceiling"),
+    [
+        ("live", "its loader alone gives 41.0; on"),
+        ("cached", "its loader alone gives 100,000 (enough, were it not for the CPUs that it "),
+    ],
+)
+def test_no_difference_that_is_due_to_the_input_says_what_amp_would_give_if_fed(
+    mode: str, ceiling: str
+):
+    found = judged(
+        *(
+            arm("fp32", 40, compute=50, wait=0.5, training={"input": mode}, label=label)
+            for label in LABELS
+        ),
+        *(
+            arm(
+                "amp",
+                40,
+                compute=70,
+                wait=0.6,
+                loader=live(41),
+                training={"input": mode},
+                label=label,
+            )
+            for label in LABELS
+        ),
+    )
+    assert found.verdict.outcome == "no difference"
+    (cause,) = causes(found)
+    assert cause.kind == "input-bound"
+    assert cause.short == "input-bound: ×1.40 [1.40, 1.40] if fed"
+    assert "AMP waited for data 60.0 % of the time at 40.0 images/s" in cause.sentence
+    assert ceiling in cause.sentence
+
+
+# Thirty even pairs of processes bring the interval within ±2 %.
+LABELS = ["", *(f"repeat{i}" for i in range(1, 30))]
+
+
+# Operations.
+
+
+def test_slower_convolutions_are_named_with_their_times():
+    # 400 of the 420 ms by which a step of AMP takes longer: 95.2 %.
+    found = judged(
+        arm("fp32", 400, profile=profile(0.05, convolution=0.03, normalization=0.01)),
+        arm("amp", 40, profile=profile(0.47, convolution=0.43, normalization=0.03)),
+    )
+    assert found.verdict.outcome == "slower"
+    (cause,) = causes(found)
+    assert cause.kind == "operations"
+    assert cause.short == "float16 convolutions took 14.3 times as long as in float32"
+    assert cause.sentence == (
+        "In a profiled step float16 convolutions took 14.3 times as long as in float32 (430 ms "
+        "against 30.0 ms); that is 95.2 % of the difference."
+    )
+
+
+def test_casts_that_fp32_does_not_have_can_be_the_cause():
+    found = judged(
+        arm("fp32", 400, profile=profile(0.04, convolution=0.03)),
+        arm("amp", 200, profile=profile(0.08, convolution=0.03, cast=0.04)),
+    )
+    assert explain(found) == (
+        "In a profiled step casts took time that fp32 does not spend (40.0 ms); that is 100.0 % of "
+        "the difference."
+    )
+
+
+def test_a_gain_is_explained_by_what_became_faster():
+    found = judged(
+        arm("fp32", 100, profile=profile(0.16, convolution=0.12, normalization=0.04)),
+        arm("amp", 200, profile=profile(0.08, convolution=0.03, normalization=0.05)),
+    )
+    assert found.verdict.outcome == "pays"
+    assert explain(found).endswith(
+        "float16 convolutions took 0.250 times as long as in float32 (30.0 ms against 120 ms); that "
+        "is more than the difference."
+    )
+
+
+NO_SUPPORT = {
+    "nothing was profiled": (None, None),
+    "the profiled steps differ the other way round": (
+        profile(0.4, convolution=0.3),
+        profile(0.2, convolution=0.1),
+    ),
+    "the profiled steps hardly differ": (
+        profile(0.40, convolution=0.30),
+        profile(0.42, convolution=0.32),
+    ),
+    "the difference is spread over many kinds": (
+        profile(0.04, a=0.01, b=0.01, c=0.01, d=0.01, e=0.01),
+        profile(0.4, a=0.11, b=0.11, c=0.11, d=0.11, e=0.11),
+    ),
+    "the difference is in what was not told apart": (
+        profile(0.04, convolution=0.02, other=0.02),
+        profile(0.4, convolution=0.02, other=0.38),
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", NO_SUPPORT)
+def test_without_a_measurement_that_supports_it_there_is_no_cause(reason: str):
+    fp32, amp = NO_SUPPORT[reason]
+    found = judged(arm("fp32", 400, profile=fp32), arm("amp", 40, profile=amp))
+
+    assert found.verdict.outcome == "slower"
+    assert causes(found) == ()
+    assert explain(found) == NOT_DETERMINED
+
+
+def test_equal_arms_whose_main_operation_is_as_fast_say_so():
+    found = judged(
+        *(
+            arm("fp32", 40, label=label, profile=profile(0.4, convolution=0.3, other=0.1))
+            for label in LABELS
+        ),
+        *(
+            arm("amp", 40, label=label, profile=profile(0.4, convolution=0.294, other=0.1))
+            for label in LABELS
+        ),
+    )
+    assert found.verdict.outcome == "no difference"
+    assert explain(found) == (
+        "In a profiled step float16 convolutions took 0.980 times as long as in float32 (294 ms "
+        "against 300 ms); that is 75.0 % of fp32's operations."
+    )
+
+
+def test_a_verdict_without_a_ratio_has_no_cause_to_look_for():
+    assert explain(judged(arm("fp32", 40))) == ""
+
+
+# The device and the scaler.
+
+
+def test_a_step_in_which_the_device_mostly_idles_is_launch_bound():
+    # 16 images at 4,000 images/s: 4 ms a step, of which kernels run 1 ms in AMP, 2 ms in fp32.
+    found = judged(
+        *(
+            arm("fp32", 4000, compute=4000, label=label, profile=profile(0.005, busy_s=0.002))
+            for label in LABELS
+        ),
+        *(
+            arm("amp", 4000, compute=4000, label=label, profile=profile(0.005, busy_s=0.001))
+            for label in LABELS
+        ),
+    )
+    assert busy_share(found.counted[0].candidate) == pytest.approx(0.25)
+    (cause,) = causes(found)
+    assert cause.kind == "launch-bound"
+    assert cause.sentence == (
+        "Launch-bound: kernels ran 25.0 % of AMP's step (1,200 kernels) and 50.0 % of fp32's, and "
+        "the rest waits for the host."
+    )
+
+
+def test_a_busy_device_is_not_launch_bound():
+    found = judged(
+        *(
+            arm("fp32", 4000, compute=4000, label=label, profile=profile(0.005, busy_s=0.0039))
+            for label in LABELS
+        ),
+        *(
+            arm("amp", 4000, compute=4000, label=label, profile=profile(0.005, busy_s=0.003))
+            for label in LABELS
+        ),
+    )
+    assert explain(found) == NOT_DETERMINED
+
+
+def test_skipped_steps_are_the_cause_where_they_cost_as_much():
+    # One step of two skipped in each of the six windows: AMP at half its rate, and so is it slower.
+    found = judged(
+        arm("fp32", 40), ok_record(precision="amp", rates=[40] * 6, skipped_at=[3, 5, 7, 9, 11, 13])
+    )
+    assert found.verdict.outcome == "slower"
+    assert causes(found)[0].kind == "overflow"
+    assert explain(found) == (
+        "6 of 12 timed steps of AMP were skipped on overflow, and their images do not count."
+    )
+
+
+def test_a_skipped_step_is_not_the_cause_of_a_much_larger_loss():
+    found = judged(arm("fp32", 400), ok_record(precision="amp", rates=[40] * 6, skipped_at=[3]))
+    assert explain(found) == NOT_DETERMINED
