@@ -15,8 +15,9 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harness.protocol import PEAK_OPERATIONS, Backend
-from harness.records import PeakPart, write_json
+from harness.config import RunConfig
+from harness.protocol import PEAK_OPERATIONS, Backend, InForce
+from harness.records import EnvironmentPart, PeakPart, write_json
 
 PEAK_DTYPES: Final = ("float32", "tf32", "float16", "bfloat16")
 """tf32: float32 products in TF32, which a GPU may do on its tensor cores."""
@@ -79,6 +80,19 @@ class PeakKey(BaseModel):
     """One of :data:`PEAK_DTYPES`, or float64."""
     threads: int | None
     """CPU threads; None on a GPU."""
+
+
+def peak_key(run: RunConfig, in_force: InForce, environment: EnvironmentPart) -> PeakKey:
+    """Whose peak the arm of ``run`` is to be compared with."""
+    on_cpu = in_force.device_type == "cpu"
+    dtype = run.compute_dtype
+    return PeakKey(
+        device=environment.cpu if on_cpu else in_force.device_name,
+        backend=run.backend,
+        framework_version=in_force.framework_version,
+        dtype="tf32" if in_force.tf32 and dtype == "float32" else dtype,
+        threads=in_force.threads if on_cpu else None,
+    )
 
 
 class MeasuredPeak(BaseModel):

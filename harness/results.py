@@ -9,6 +9,7 @@ import harness
 from harness.arm import Prepared
 from harness.config import RunConfig
 from harness.energy import training_energy
+from harness.peaks import UnreadablePeaks, known_peak, peak_key, peaks_file
 from harness.records import (
     AccuracyPart,
     DataPart,
@@ -19,6 +20,7 @@ from harness.records import (
     GradientHistogramPart,
     LoaderPart,
     MemoryPart,
+    PeakPart,
     PrecisionPart,
     ProfilePart,
     Record,
@@ -65,13 +67,14 @@ class ArmResults:
         run, prepared = self._run, self.prepared
         in_force = prepared.in_force if prepared else None
         data = self._data.model_copy(update=self.hashes)
+        peak, peak_warnings = self._peak()
         return Record(
             arm=run.arm,
             variant=run.variant,
             label=run.label,
             status=self.failure.status if self.failure else "ok",
             reason=self.failure.reason if self.failure else None,
-            warnings=self._warnings(),
+            warnings=[*self._warnings(), *peak_warnings],
             command=self._command,
             created=self._created,
             harness_version=harness.__version__,
@@ -96,6 +99,7 @@ class ArmResults:
             compute_windows=self.compute_windows,
             loader=self.loader,
             profile=self.profile,
+            peak=peak,
             steps=self.steps,
             gradient_histogram=self.histogram,
             epochs=self.epochs,
@@ -123,6 +127,16 @@ class ArmResults:
                 "loss_scale_policy": in_force.loss_scale_policy,
             }
         )
+
+    def _peak(self) -> tuple[PeakPart | None, list[str]]:
+        """The device's peak in the arm's dtype, where it is known, and what kept it from us."""
+        if self.prepared is None or self.environment is None:
+            return None, []
+        key = peak_key(self._run, self.prepared.in_force, self.environment)
+        try:
+            return known_peak(key, file=peaks_file()), []
+        except UnreadablePeaks as error:
+            return None, [str(error)]
 
     def _throughput(self, prepared: Prepared) -> ThroughputPart:
         timed = [window for window in self.windows if not window.warmup]

@@ -27,6 +27,7 @@ from harness.environment import describe_environment
 from harness.gpu import GpuMemoryWatch, find_gpu
 from harness.inputs import InputSpec, open_pixels
 from harness.loader import measure_loaders
+from harness.peaks import measure_peak, peak_key
 from harness.protocol import Backend, Unsupported
 from harness.records import MemoryPart
 from harness.registry import load_backend
@@ -36,7 +37,7 @@ PARENT_GONE = 75
 """Exit code of a worker whose parent vanished."""
 
 
-_LAST_COMMANDS = ("close", "trial", "drill")
+_LAST_COMMANDS = ("close", "trial", "drill", "capabilities", "measure_peak")
 """Commands after whose answer the worker leaves."""
 
 
@@ -72,6 +73,19 @@ class Session:
         config = RunConfig.model_validate(run)
         self.backend = load_backend(config.backend)
         return {"findings": drill(self.backend, config)}
+
+    def capabilities(self, *, backend: str) -> dict[str, Any]:
+        """Try what the framework can do here; see :mod:`harness.doctor`."""
+        self.backend = load_backend(backend)
+        capabilities = self.backend.capabilities()
+        return {"capabilities": capabilities, "environment": describe_environment()}
+
+    def measure_peak(self, *, run: dict[str, Any]) -> dict[str, Any]:
+        """Measure the highest rate of multiply-adds in the run's dtype; see :mod:`harness.peaks`."""
+        config = RunConfig.model_validate(run)
+        self.backend = load_backend(config.backend)
+        key = peak_key(config, self.backend.open(config), describe_environment())
+        return {"peak": measure_peak(self.backend, key)}
 
     def window(self, **arguments: Any) -> dict[str, Any]:
         """Train some steps; see :meth:`harness.arm.Arm.window`."""
