@@ -29,10 +29,12 @@ _GRACE_S = 10.0
 class WorkerFailed(Exception):
     """The worker ended the arm: the status and reason for its record."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, status: Status, reason: str, *, killed: bool = False) -> None:
         super().__init__(reason)
         self.status: Status = status
         self.reason = reason
+        self.killed = killed
+        """Ended by a SIGKILL that was not ours: as a rule the system's, for lack of memory."""
 
 
 class _Done(BaseModel):
@@ -85,6 +87,11 @@ class WorkerProcess:
         self._answers: queue.Queue[bytes] = queue.Queue()
         threading.Thread(target=self._read_answers, daemon=True).start()
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Send one command and wait for its answer.
 
@@ -106,7 +113,7 @@ class WorkerProcess:
                 "killed; raise --timeout if the step is really that slow",
             ) from None
         if not line:
-            raise WorkerFailed(*self._describe_death())
+            raise self._death()
         return self._parse(line)
 
     def kill(self) -> None:
@@ -156,23 +163,23 @@ class WorkerProcess:
             raise WorkerFailed(answer.error.status, answer.error.reason)
         return answer.ok
 
-    def _describe_death(self) -> tuple[Status, str]:
+    def _death(self) -> WorkerFailed:
         try:
             code = self._process.wait(timeout=_GRACE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             reason = "the worker closed its answers but lived on, so it was killed"
-            return "failed", f"{reason} (see {self._log_path})"
+            return WorkerFailed("failed", f"{reason} (see {self._log_path})")
         reason = f"the worker exited with code {code}"
-        status: Status = "failed"
+        killed = False
         if code < 0:
             name = signal.Signals(-code).name
             reason = f"the worker was ended by {name}"
-            if name == "SIGKILL":
+            if killed := name == "SIGKILL":
                 reason += " (by a person, or by the system because memory ran out)"
         if last := self._last_log_line():
             reason += f"; its last words: {last}"
-        return status, f"{reason} (see {self._log_path})"
+        return WorkerFailed("failed", f"{reason} (see {self._log_path})", killed=killed)
 
     def _last_log_line(self) -> str:
         with contextlib.suppress(OSError):
