@@ -12,16 +12,13 @@ from statistics import median
 from typing import Final, Literal
 
 from harness.records import ProfilePart, Record
-from harness.speedup import PairWindows, Speedup
-from harness.verdict import Verdict, judge
+from harness.verdict import Verdict
 from reports import formats
-from reports.formats import number, percent
+from reports.feed import feed_of, judge_fed
+from reports.formats import duration, number, percent
 from reports.judged import Judged
-from reports.speedup import process_pair, rates, timed_windows, window_rates
+from reports.speedup import timed_windows
 
-WAIT_SHARE: Final = 0.1
-"""Share of the time waited for data from which an arm can be input-bound: below it, perfect input
-would gain less than a ninth."""
 BUSY_SHARE: Final = 0.7
 """Share of a step with a kernel on the device below which the step is launch-bound: the other 30 %
 and more of it waits for the host, which no faster kernel shortens."""
@@ -57,67 +54,6 @@ class Cause:
     short: str
     """A few words, for a headline."""
     sentence: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Feed:
-    """Whether an arm's input keeps up with its compute; None for what was not measured."""
-
-    images_per_s: float | None
-    """End to end: median of the timed windows."""
-    compute_images_per_s: float | None
-    """On a resident batch: median of its windows."""
-    starved: Speedup | None
-    """Compute alone over end to end, of one process. Not measured in turn, but its windows."""
-    wait_fraction: float | None
-    ceiling_images_per_s: float | None
-    """The loader alone, in the arm's own input mode."""
-
-    @property
-    def input_bound(self) -> bool | None:
-        """Whether the arm waits for images; None where that was not measured."""
-        if self.starved is None or self.wait_fraction is None:
-            return None
-        return self.starved.shown.low > 1 and self.wait_fraction >= WAIT_SHARE
-
-
-def feed_of(record: Record) -> Feed:
-    """How the input of an arm compares with its compute."""
-    trained = window_rates(record)
-    computed = rates(timed_windows(record.compute_windows))
-    windows = PairWindows(
-        baseline_images_per_s=tuple(trained), candidate_images_per_s=tuple(computed)
-    )
-    return Feed(
-        images_per_s=median(trained) if trained else None,
-        compute_images_per_s=median(computed) if computed else None,
-        starved=judge([windows], names=("end to end", "compute alone")).speedup,
-        wait_fraction=record.throughput.data_wait_fraction if record.throughput else None,
-        ceiling_images_per_s=loader_rate(record, record.training.input if record.training else ""),
-    )
-
-
-def loader_rate(record: Record, input_mode: str) -> float | None:
-    """Median images/s of the loader alone in one input mode."""
-    found = [part.images_per_s for part in record.loader if part.input == input_mode]
-    return median(found[0]) if found and found[0] else None
-
-
-def loader_workers(record: Record, images_per_s: float) -> int | None:
-    """Decoding workers that would feed ``images_per_s``, if each decodes as fast as now."""
-    for part in record.loader:
-        if part.input == "live" and part.images_per_s and median(part.images_per_s) > 0:
-            return math.ceil(images_per_s * part.workers / median(part.images_per_s))
-    return None
-
-
-def judge_fed(judged: Judged) -> Verdict:
-    """The verdict on compute alone: what AMP gives where no arm waits for images."""
-    pairs = [process_pair(pair.baseline, pair.candidate, compute=True) for pair in judged.counted]
-    measured = [pair.windows for pair in pairs if pair.windows.matched]
-    if not measured:
-        return judge([], unavailable="No steps on a resident batch were measured.")
-    return judge(measured)
 
 
 def causes(judged: Judged) -> tuple[Cause, ...]:
@@ -245,9 +181,9 @@ def _changed(kind: str, fp32: ProfilePart, amp: ProfilePart, record: Record) -> 
         # Of these the evidence shows the dtype; others mix the two, or keep float32.
         of = f"{dtype} {of}"
     if a <= 0:
-        return f"{of} took time that fp32 does not spend", f"({_s(b)})"
+        return f"{of} took time that fp32 does not spend", f"({duration(b)})"
     quotient = f"{number(b / a)} times as long as in float32"
-    return f"{of} took {quotient}", f"({_s(b)} against {_s(a)})"
+    return f"{of} took {quotient}", f"({duration(b)} against {duration(a)})"
 
 
 def _as_fast(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | None:
@@ -279,8 +215,8 @@ def _optimizer(fp32: ProfilePart, amp: ProfilePart) -> Cause | None:
     return Cause(
         kind="optimizer",
         short="optimizer and loss scaler",
-        sentence=f"In a profiled step the optimizer with the loss scaler took {_s(b)} against "
-        f"{_s(a)}.",
+        sentence="In a profiled step the optimizer with the loss scaler took "
+        f"{duration(b)} against {duration(a)}.",
     )
 
 
@@ -318,7 +254,3 @@ def _launch_bound(fp32: Record, amp: Record, *, slower: bool) -> Cause | None:
         sentence=f"Launch-bound: kernels ran {percent(busy)} of AMP's step{kernels} and "
         f"{percent(before)} of fp32's, and the rest waits for the host.",
     )
-
-
-def _s(time_s: float) -> str:
-    return f"{number(time_s * 1e3)} ms" if time_s < 1 else f"{number(time_s)} s"

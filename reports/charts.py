@@ -18,7 +18,7 @@ from reports.yardstick import Gap
 
 GAP_COLOURS = {"AMP": "var(--amp)", "framework": "var(--fp32)", "seed": "var(--muted)"}
 PRECISION_COLOURS = {"fp32": "var(--fp32)", "amp": "var(--amp)"}
-_BACKEND_COLOURS = ("var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)")
+_SERIES_COLOURS = ("var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)")
 
 DASHES = ("none", "5 3", "2 2", "8 3 2 3", "1 3", "6 2")
 """Line patterns in the order of curves, so that they can be told apart without colour."""
@@ -34,9 +34,9 @@ def bin_steps(steps: int) -> int:
     return math.ceil(steps / MAX_POINTS) if steps > 0 else 1
 
 
-def backend_colours(backends: Sequence[str]) -> dict[str, str]:
-    """A CSS colour for each backend."""
-    return dict(zip(backends, cycle(_BACKEND_COLOURS), strict=False))
+def series_colours(names: Sequence[str]) -> dict[str, str]:
+    """A CSS colour for each backend, or for each part of a whole."""
+    return dict(zip(names, cycle(_SERIES_COLOURS), strict=False))
 
 
 def throughput_chart(rows: Sequence[ComparisonRow]) -> str:
@@ -187,6 +187,31 @@ def gap_chart(gaps: Sequence[Gap]) -> str:
     points = alt.Chart(values(dots)).mark_circle(size=34, opacity=0.9)
     layers = alt.layer(zero, interval, centre, points.encode(y=y, x=x, color=of_kind))
     return as_svg(layers, height=24 * len(gaps), width=_PLOT_WIDTH - 60)
+
+
+def parts_chart(
+    bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], *, title: str
+) -> str:
+    """One bar a name, stacked from its parts in the order of ``colours``."""
+    import altair as alt
+
+    parts = [
+        {"bar": bar, "part": part, "order": place, "value": of_bar.get(part, 0.0)}
+        for bar, of_bar in bars.items()
+        for place, part in enumerate(colours)
+    ]
+    y = alt.Y("bar:N", sort=list(bars), title=None, axis=alt.Axis(ticks=False, domain=False))
+    chart = (
+        alt.Chart(values(parts))
+        .mark_bar(height=18)
+        .encode(
+            y=y,
+            x=alt.X("value:Q", title=title, axis=alt.Axis(tickCount=5)),
+            color=colour("part", colours),
+            order=alt.Order("order:Q"),
+        )
+    )
+    return as_svg(chart, height=28 * len(bars))
 
 
 def _label_places(

@@ -85,6 +85,13 @@ def seconds(value_s: float | None) -> str:
     return UNKNOWN if value_s is None else f"{number(value_s)} s"
 
 
+def duration(value_s: float | None) -> str:
+    """``32.1 ms``, or seconds from one on."""
+    if value_s is None or value_s >= 1:
+        return seconds(value_s)
+    return f"{number(1e3 * value_s)} ms"
+
+
 def precision(requested: str) -> str:
     """The name of a precision as a reader knows it."""
     return {"amp": "AMP"}.get(requested, requested)

@@ -157,7 +157,7 @@ def loss_section(results: Results) -> Section | None:
 
     drawings = [chart(name, arms, charts.PRECISION_COLOURS) for name, arms in curves.items()]
     if len(fp32) > 1 and same_data(results.records):
-        drawings.append(chart("fp32 in all frameworks", fp32, charts.backend_colours(list(fp32))))
+        drawings.append(chart("fp32 in all frameworks", fp32, charts.series_colours(list(fp32))))
     caption = f"Training loss of each step; all charts share their scales.{_binned(longest)}"
     blocks: list[Block] = [Figure(caption=caption, charts=tuple(drawings))]
     epochs = _epochs(results.main_records)

@@ -32,6 +32,7 @@ from reports.provenance import (
 )
 from reports.results_csv import results_csv
 from reports.same_experiment import same_experiment_section
+from reports.time_section import time_section
 from reports.yardstick_section import amp_gap_facts, yardstick_section
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def build_page(results: Results) -> Page:
     sections = (
         missing_section(results),
         speed_section(results, rows),
+        time_section(results, rows),
         loss_section(results),
         yardstick_section(results),
         accuracy_section(results),

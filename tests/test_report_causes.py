@@ -15,10 +15,9 @@ from reports.causes import (
     busy_share,
     causes,
     explain,
-    feed_of,
-    loader_workers,
 )
 from reports.cells import study_cells
+from reports.feed import feed_of, loader_workers
 from reports.judged import Judged, judge_cells
 
 
@@ -213,8 +212,8 @@ def test_a_gain_is_explained_by_what_became_faster():
     )
     assert found.verdict.outcome == "pays"
     assert explain(found).endswith(
-        "float16 convolutions took 0.250 times as long as in float32 (30.0 ms against 120 ms); that "
-        "is more than the difference."
+        "float16 convolutions took 0.250 times as long as in float32 (30.0 ms against 120 ms); "
+        "that is more than the difference."
     )
 
 

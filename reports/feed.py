@@ -1,0 +1,79 @@
+"""Whether an arm's input keeps up with its compute, and what AMP gives where it does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from harness.records import Record
+from harness.speedup import PairWindows, Speedup
+from harness.verdict import Verdict, judge
+from reports.judged import Judged
+from reports.speedup import process_pair, rates, timed_windows, window_rates
+
+WAIT_SHARE: Final = 0.1
+"""Share of the time waited for data from which an arm can be input-bound: below it, perfect input
+would gain less than a ninth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """Whether an arm's input keeps up with its compute; None for what was not measured."""
+
+    images_per_s: float | None
+    """End to end: median of the timed windows."""
+    compute_images_per_s: float | None
+    """On a resident batch: median of its windows."""
+    starved: Speedup | None
+    """Compute alone over end to end, of one process. Not measured in turn, but its windows."""
+    wait_fraction: float | None
+    ceiling_images_per_s: float | None
+    """The loader alone, in the arm's own input mode."""
+
+    @property
+    def input_bound(self) -> bool | None:
+        """Whether the arm waits for images; None where that was not measured."""
+        if self.starved is None or self.wait_fraction is None:
+            return None
+        return self.starved.shown.low > 1 and self.wait_fraction >= WAIT_SHARE
+
+
+def feed_of(record: Record) -> Feed:
+    """How the input of an arm compares with its compute."""
+    trained = window_rates(record)
+    computed = rates(timed_windows(record.compute_windows))
+    windows = PairWindows(
+        baseline_images_per_s=tuple(trained), candidate_images_per_s=tuple(computed)
+    )
+    return Feed(
+        images_per_s=median(trained) if trained else None,
+        compute_images_per_s=median(computed) if computed else None,
+        starved=judge([windows], names=("end to end", "compute alone")).speedup,
+        wait_fraction=record.throughput.data_wait_fraction if record.throughput else None,
+        ceiling_images_per_s=loader_rate(record, record.training.input if record.training else ""),
+    )
+
+
+def loader_rate(record: Record, input_mode: str) -> float | None:
+    """Median images/s of the loader alone in one input mode."""
+    found = [part.images_per_s for part in record.loader if part.input == input_mode]
+    return median(found[0]) if found and found[0] else None
+
+
+def loader_workers(record: Record, images_per_s: float) -> int | None:
+    """Decoding workers that would feed ``images_per_s``, if each decodes as fast as now."""
+    for part in record.loader:
+        if part.input == "live" and part.images_per_s and median(part.images_per_s) > 0:
+            return math.ceil(images_per_s * part.workers / median(part.images_per_s))
+    return None
+
+
+def judge_fed(judged: Judged) -> Verdict:
+    """The verdict on compute alone: what AMP gives where no arm waits for images."""
+    pairs = [process_pair(pair.baseline, pair.candidate, compute=True) for pair in judged.counted]
+    measured = [pair.windows for pair in pairs if pair.windows.matched]
+    if not measured:
+        return judge([], unavailable="No steps on a resident batch were measured.")
+    return judge(measured)
