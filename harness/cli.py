@@ -15,6 +15,7 @@ import click
 
 import harness
 from harness.data_commands import data
+from harness.doctor_command import doctor
 from harness.options import (
     HOW_OPTIONS,
     configure,
@@ -157,6 +158,7 @@ main.add_command(data)
 main.add_command(parity)
 main.add_command(drill)
 main.add_command(replicate)
+main.add_command(doctor)
 
 
 @main.command()

@@ -81,7 +81,7 @@ class Session:
         return {"capabilities": capabilities, "environment": describe_environment()}
 
     def measure_peak(self, *, run: dict[str, Any]) -> dict[str, Any]:
-        """Measure the highest rate of multiply-adds in the run's dtype; see :mod:`harness.peaks`."""
+        """Measure how fast the run's dtype is multiplied; see :mod:`harness.peaks`."""
         config = RunConfig.model_validate(run)
         self.backend = load_backend(config.backend)
         key = peak_key(config, self.backend.open(config), describe_environment())
