@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,9 +41,11 @@ from backends.paddlepaddle.probe import (
     to_numpy,
     unscaled,
 )
+from backends.paddlepaddle.profile import profile_steps
 from backends.paddlepaddle.state import Parameters, read_state, write_state
 from harness.config import RunConfig
 from harness.networks import Network
+from harness.profiling import Phase
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
@@ -55,6 +58,7 @@ from harness.protocol import (
     LayerProbe,
     PeakOperation,
     Probe,
+    StepProfile,
     StepResult,
     TrainState,
     Unsupported,
@@ -186,11 +190,20 @@ class PaddleBackend:
 
     def train_step(self, batch: _Batch) -> None:
         """See :meth:`harness.protocol.Backend.train_step`."""
+        for _ in self._phases(batch):
+            pass
+
+    def _phases(self, batch: _Batch) -> Iterator[Phase]:
+        """One training step that stops when each of its phases is enqueued."""
         scaler = self._scaler
-        loss = self._loss(self._forward, batch)
+        images = self._normalised(batch)
+        yield "input"
+        loss = self._loss(self._forward, images, batch.labels)
         self._statistics.follow(batch.images.shape[0])
+        yield "forward"
         # scale() must come after an auto_cast: before the first one it would disable the scaler.
         scaler.scale(loss).backward()
+        yield "backward"
         if self._poisoned:
             self._poison()
         skipped = False
@@ -209,6 +222,7 @@ class PaddleBackend:
         self._updates += not skipped
         self._losses.append(loss.detach())
         self._skipped.append(skipped)
+        yield "optimizer"
 
     def take_steps(self) -> list[StepResult]:
         """See :meth:`harness.protocol.Backend.take_steps`."""
@@ -313,10 +327,9 @@ class PaddleBackend:
 
     def evidence(self, batch: _Batch) -> Evidence:
         """Record one whole training step."""
-        before = self.state()
         layers: dict[str, LayerEvidence] = {}
         parameters = [*self._parameters.tensors.values()]
-        with recorded_gradients(parameters) as gradient_dtypes:
+        with self._undone(), recorded_gradients(parameters) as gradient_dtypes:
             if self._run.compile == "on":
                 source = "convolutions of the traced program of the training step"
                 self.train_step(batch)
@@ -327,8 +340,6 @@ class PaddleBackend:
                 with recorded_layers(self._paddle, self._layers) as layers:
                     self.train_step(batch)
                 effective = effective_dtype(self._network, layers)
-        self.take_steps()
-        self.load_state(before)
         return Evidence(
             source=source,
             effective=effective,
@@ -346,6 +357,21 @@ class PaddleBackend:
         """See :meth:`harness.protocol.Backend.peak_operation`."""
         return peak_operation(self._paddle, self._format, operation, dtype, size)
 
+    def profile(self, batch: _Batch, *, steps: int, trace: Path | None) -> StepProfile:
+        """See :meth:`harness.protocol.Backend.profile`."""
+        host = batch.images.numpy(), batch.labels.numpy()
+        with self._undone():
+            self.train_step(batch)
+            return profile_steps(
+                self._paddle,
+                lambda: self.train_step(batch),
+                lambda: self._phases(self.put(*host)),
+                self.synchronize,
+                on_cuda=self._on_cuda,
+                steps=steps,
+                trace=trace,
+            )
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
         # Both allocators raise MemoryError; a CUDA library that finds no room for its workspace
@@ -358,6 +384,16 @@ class PaddleBackend:
     def close(self) -> None:
         """See :meth:`harness.protocol.Backend.close`."""
         self.synchronize()
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Let the block train, then go on as if it had not."""
+        before = self.state()
+        kept = self._losses, self._scales, self._skipped, self._poisoned
+        self._losses, self._scales, self._skipped, self._poisoned = [], [], [], False
+        yield
+        self.load_state(before)
+        self._losses, self._scales, self._skipped, self._poisoned = kept
 
     def _compiler(self) -> str:
         if self._run.compile != "on":
@@ -373,7 +409,7 @@ class PaddleBackend:
             warnings.simplefilter("ignore")
             try:
                 compiled = compile_model(self._paddle, self._model)
-                self._loss(compiled, blank).backward()
+                self._loss(compiled, self._normalised(blank), blank.labels).backward()
                 self.synchronize()
             except Exception as error:
                 if self.is_out_of_memory(error):
@@ -398,10 +434,9 @@ class PaddleBackend:
         images = self._paddle.cast(images, self._float)
         return images.divide_(self._range).subtract_(self._mean).divide_(self._std)
 
-    def _loss(self, model: Any, batch: _Batch) -> paddle.Tensor:
-        images = self._normalised(batch)
+    def _loss(self, model: Any, images: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
         with self._autocast():
-            return self._cross_entropy(model(images), batch.labels)
+            return self._cross_entropy(model(images), labels)
 
     def _poison(self) -> None:
         gradient = next(reversed(self._parameters.tensors.values())).grad

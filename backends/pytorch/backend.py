@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,9 +18,11 @@ from backends.pytorch.evidence import (
 from backends.pytorch.network import build_module
 from backends.pytorch.peak import peak_operation
 from backends.pytorch.probe import probe_module, probe_pass
+from backends.pytorch.profile import profile_steps
 from backends.pytorch.state import read_state, write_state, write_tensors
 from harness.config import RunConfig
 from harness.networks import Network
+from harness.profiling import Phase
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
@@ -31,6 +34,7 @@ from harness.protocol import (
     LayerProbe,
     PeakOperation,
     Probe,
+    StepProfile,
     StepResult,
     TrainState,
     Unsupported,
@@ -166,9 +170,20 @@ class TorchBackend:
 
     def train_step(self, batch: _Batch) -> None:
         """See :meth:`harness.protocol.Backend.train_step`."""
+        for _ in self._phases(batch):
+            pass
+
+    def _phases(self, batch: _Batch) -> Iterator[Phase]:
+        """One training step that stops when each of its phases is enqueued."""
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(self._forward, batch)
+        yield "optimizer"
+        images = self._normalised(batch)
+        yield "input"
+        with self._autocast():
+            loss = self._torch.nn.functional.cross_entropy(self._forward(images), batch.labels)
+        yield "forward"
         self._scaler.scale(loss).backward()
+        yield "backward"
         if self._poisoned:
             self._poison()
         if self._run.clip_norm is not None:
@@ -182,6 +197,7 @@ class TorchBackend:
             self._scales_after.append(self._scaler.scale(self._one))
             if not self._run.loss_scale.dynamic:
                 self._scaler.update(self._run.loss_scale.initial)
+        yield "optimizer"
 
     def take_steps(self) -> list[StepResult]:
         """See :meth:`harness.protocol.Backend.take_steps`."""
@@ -268,20 +284,18 @@ class TorchBackend:
 
     def evidence(self, batch: _Batch) -> Evidence:
         """Record the ATen operations of one whole training step."""
-        before = self.state()
         layers: dict[str, LayerEvidence] = {}
-        if self._run.compile == "on":
-            source = "convolutions of one profiled step of the compiled model"
-            effective = profiled_convolution_dtype(self._torch, lambda: self.train_step(batch))
-        else:
-            source = "ATen operations dispatched in one training step"
-            with recorded_operations(self._torch, self._modules) as operations:
-                self.train_step(batch)
-            layers = layer_evidence(operations)
-            effective = effective_dtype(self._network, layers)
+        with self._undone():
+            if self._run.compile == "on":
+                source = "convolutions of one profiled step of the compiled model"
+                effective = profiled_convolution_dtype(self._torch, lambda: self.train_step(batch))
+            else:
+                source = "ATen operations dispatched in one training step"
+                with recorded_operations(self._torch, self._modules) as operations:
+                    self.train_step(batch)
+                layers = layer_evidence(operations)
+                effective = effective_dtype(self._network, layers)
         gradient_dtypes = {self._dtype_name(p.grad) for p in self._parameters if p.grad is not None}
-        self.take_steps()
-        self.load_state(before)
         return Evidence(
             source=source,
             effective=effective,
@@ -292,6 +306,21 @@ class TorchBackend:
             optimizer_implementation="fused" if self._optimizer.defaults["fused"] else "foreach",
             scaler_enabled=self._scaler.is_enabled(),
         )
+
+    def profile(self, batch: _Batch, *, steps: int, trace: Path | None) -> StepProfile:
+        """See :meth:`harness.protocol.Backend.profile`."""
+        host = batch.images.cpu().numpy(), batch.labels.cpu().numpy()
+        with self._undone():
+            self.train_step(batch)
+            return profile_steps(
+                self._torch,
+                lambda: self.train_step(batch),
+                lambda: self._phases(self.put(*host)),
+                self.synchronize,
+                on_cuda=self._device.type == "cuda",
+                steps=steps,
+                trace=trace,
+            )
 
     def peak_operation(
         self, operation: PeakOperation, dtype: str, size: int
@@ -311,6 +340,16 @@ class TorchBackend:
         """See :meth:`harness.protocol.Backend.close`."""
         self.synchronize()
 
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Let the block train, then go on as if it had not."""
+        before = self.state()
+        kept = self._losses, self._scales_after, self._scale_before, self._poisoned
+        self._losses, self._scales_after, self._poisoned = [], [], False
+        yield
+        self.load_state(before)
+        self._losses, self._scales_after, self._scale_before, self._poisoned = kept
+
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._run.precision != "amp":
             return nullcontext()
@@ -326,11 +365,6 @@ class TorchBackend:
             self._float, memory_format=self._format
         )
         return channels_first.div_(255).sub_(self._mean).div_(self._std)
-
-    def _loss(self, model: Any, batch: _Batch) -> torch.Tensor:
-        images = self._normalised(batch)
-        with self._autocast():
-            return self._torch.nn.functional.cross_entropy(model(images), batch.labels)
 
     def _clip(self, bound: float) -> None:
         """Scale the gradients by min(1, bound / their global norm) (Pascanu et al. 2013)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,10 +27,11 @@ from backends.tensorflow_keras.network import (
 from backends.tensorflow_keras.optimizers import build_optimizer
 from backends.tensorflow_keras.peak import peak_operation
 from backends.tensorflow_keras.probe import probe_layer, probe_pass, traced_pass
+from backends.tensorflow_keras.profile import OPTIMIZER_SCOPE, profile_steps
 from backends.tensorflow_keras.state import read_state, write_state, write_tensors
 from harness.config import RunConfig
 from harness.environment import usable_cpus
-from harness.networks import Network
+from harness.networks import BatchNorm, Network, place_layers
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
@@ -41,6 +43,7 @@ from harness.protocol import (
     LayerProbe,
     PeakOperation,
     Probe,
+    StepProfile,
     StepResult,
     TrainState,
     Unsupported,
@@ -245,6 +248,28 @@ class TensorFlowBackend:
             self._tf, self._device, operation, dtype, size, channels_first=self._channels_first
         )
 
+    def profile(self, batch: _Batch, *, steps: int, trace: Path | None) -> StepProfile:
+        """See :meth:`harness.protocol.Backend.profile`."""
+        norms = {
+            p.layer.name for p in place_layers(self._network) if isinstance(p.layer, BatchNorm)
+        }
+        before = self.state()
+        kept = self._results, self._poisoned
+        self._results, self._poisoned = [], False
+        self.train_step(batch)
+        profile = profile_steps(
+            self._tf,
+            lambda: self.train_step(batch),
+            self.synchronize,
+            batch_norms=norms,
+            on_cuda=self._device_type == "cuda",
+            steps=steps,
+            trace=trace,
+        )
+        self.load_state(before)
+        self._results, self._poisoned = kept
+        return profile
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
         return isinstance(error, self._tf.errors.ResourceExhaustedError | MemoryError) or (
@@ -291,13 +316,15 @@ class TensorFlowBackend:
             gradients[-1] = tf.concat([[float("inf")], gradients[-1][1:]], 0)
         self._gradient_dtypes = {gradient.dtype.name for gradient in gradients}
         if self._scaler is None:
-            optimizer.apply(gradients, self._parameters)
+            with tf.name_scope(OPTIMIZER_SCOPE):
+                optimizer.apply(gradients, self._parameters)
             return tf.stack([loss, tf.ones_like(loss), tf.zeros_like(loss)])
         scale = tf.convert_to_tensor(self._scaler.dynamic_scale)
         updates = tf.convert_to_tensor(optimizer.iterations)
-        optimizer.apply(gradients, self._parameters)
-        skipped = tf.equal(tf.convert_to_tensor(optimizer.iterations), updates)
-        self._follow_policy(scale)
+        with tf.name_scope(OPTIMIZER_SCOPE):
+            optimizer.apply(gradients, self._parameters)
+            skipped = tf.equal(tf.convert_to_tensor(optimizer.iterations), updates)
+            self._follow_policy(scale)
         return tf.stack([loss, scale, tf.cast(skipped, loss.dtype)])
 
     def _follow_policy(self, before: tf.Tensor) -> None:

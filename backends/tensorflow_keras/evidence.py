@@ -44,14 +44,14 @@ def layer_evidence(graph: tf.Graph, layers: set[str]) -> dict[str, LayerEvidence
     computing: dict[tuple[str, bool], Any] = {}
     outputs: dict[str, str] = {}
     for operation in graph.get_operations():
-        layer, backward = place = _place(operation.name, layers)
+        layer, backward = place = layer_scope(operation.name, layers)
         if not layer:
             continue
         if operation.type not in _NO_COMPUTE and _float_dtypes(operation.inputs):
             computing.setdefault(place, operation)
         if not backward:
             for tensor in operation.outputs:
-                users = {_place(user.name, layers) for user in tensor.consumers()}
+                users = {layer_scope(user.name, layers) for user in tensor.consumers()}
                 leaves = any(not of_gradient and user != layer for user, of_gradient in users)
                 if leaves and tensor.dtype.is_floating:
                     outputs[layer] = tensor.dtype.name
@@ -69,7 +69,7 @@ def layer_evidence(graph: tf.Graph, layers: set[str]) -> dict[str, LayerEvidence
     return found
 
 
-def _place(name: str, layers: set[str]) -> tuple[str, bool]:
+def layer_scope(name: str, layers: set[str]) -> tuple[str, bool]:
     """The layer an operation belongs to (empty outside of one), and whether it is a gradient's."""
     scopes = name.split("/")
     backward = scopes[0] == "gradient_tape"
