@@ -15,6 +15,7 @@ from datasets.loading import Scan, load_manifest, scan
 from datasets.manifest import Entry, Manifest
 from datasets.pixel_layout import cache_bytes
 from datasets.pixels import CachedPixels, LivePixels, PixelSource, SyntheticPixels
+from datasets.places import cache_root
 from datasets.sample import write_sample
 from datasets.sources import Quarantined
 
@@ -36,6 +37,7 @@ __all__ = [
     "TrainBatches",
     "build_cache",
     "cache_bytes",
+    "cache_root",
     "epoch_order",
     "fetch_food101",
     "load_manifest",

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,16 @@ from datasets import HostBatch, PixelSource, TrainBatches, val_batches
 from harness.config import RunConfig
 from harness.gradients import gradient_histogram
 from harness.networks import build_network, forward_flops_per_image, parameter_count
-from harness.protocol import Backend, DeviceMemory, Evidence, InForce, StepResult, TrainState
-from harness.records import AccuracyPart, GradientHistogramPart, ModelPart, Window
+from harness.protocol import (
+    Backend,
+    DeviceMemory,
+    Evidence,
+    InForce,
+    StepResult,
+    TrainState,
+    Unsupported,
+)
+from harness.records import AccuracyPart, GradientHistogramPart, ModelPart, ProfilePart, Window
 from harness.schedule import learning_rate
 from harness.weights import initial_weights
 
@@ -90,6 +99,10 @@ class Arm:
             run.model, classes=len(self._source.classes), image_size=run.image_size
         )
         in_force = self._backend.open(run)
+        if run.tf32 and in_force.tf32 is None:
+            raise Unsupported(
+                f"{in_force.device_name} has no TF32; leave out --tf32, or choose an NVIDIA GPU"
+            )
         self._backend.build(network, initial_weights(network, seed=run.seed))
         self._batches = TrainBatches(
             self._source, batch_size=run.batch_size, seed=run.seed, augment=run.augment
@@ -153,6 +166,12 @@ class Arm:
     def evidence(self) -> Evidence:
         """What a training step runs in, as the backend shows it."""
         return self._backend.evidence(self._next_batch)
+
+    def profile(self, *, steps: int, trace: str | None) -> ProfilePart:
+        """Profile ``steps`` steps on the next batch; ``trace``: file of the framework's trace."""
+        path = None if trace is None else Path(trace)
+        profile = self._backend.profile(self._next_batch, steps=steps, trace=path)
+        return ProfilePart(**vars(profile), trace=trace)
 
     def gradient_histogram(self) -> GradientHistogramPart:
         """Count the gradients of one pass on the next batch; changes nothing."""

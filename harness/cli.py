@@ -5,38 +5,22 @@ Heavy modules are imported inside the commands, so that ``--help`` answers at on
 
 from __future__ import annotations
 
-import shlex
 import sys
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import click
 
 import harness
+from harness.compare_command import compare
 from harness.data_commands import data
 from harness.doctor_command import doctor
-from harness.options import (
-    HOW_OPTIONS,
-    configure,
-    interpreters,
-    preset_name,
-    refuse_given,
-    repeat_command,
-    run_options,
-)
+from harness.max_batch_command import max_batch
+from harness.options import configure, refuse_given, repeat_command, run_options
 from harness.proof_commands import drill, parity
-from harness.registry import BACKENDS, COMPARED
+from harness.registry import BACKENDS
 from harness.replicate_command import replicate
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from harness.progress import ProgressDisplay
-    from harness.records import Record
-    from harness.study import Studio
-
-EXIT_FAILED, EXIT_BAD_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
+from harness.session import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_UNAVAILABLE, Session, fail
 
 
 @click.group(invoke_without_command=True)
@@ -58,7 +42,7 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
         click.echo(ctx.get_help())
         return
     run = configure(options, backend=backend, precision="amp" if amp else "fp32")
-    with _Session(options, [backend]) as session:
+    with Session(options, [backend]) as session:
         from harness.inputs import prepare_input
         from harness.records import write_json
         from harness.runner import run_arm
@@ -85,78 +69,11 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
     sys.exit(0 if record.status == "ok" else EXIT_FAILED)
 
 
-@main.command()
-@click.option(
-    "--backend",
-    "backends",
-    multiple=True,
-    type=click.Choice([*BACKENDS]),
-    help="Framework to compare; repeatable.  [torch, tensorflow, paddle]",
-)
-@click.option(
-    "--precision",
-    "precisions",
-    multiple=True,
-    type=click.Choice(["fp32", "amp"]),
-    help="Precision to compare; repeatable.  [fp32, amp]",
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(1, 20),
-    default=1,
-    show_default=True,
-    help="Repeat with this many seeds, to see AMP's loss gap beside that between seeds.",
-)
-@click.option("--resume", metavar="DIR", help="Complete the study in DIR.")
-@run_options
-@click.pass_context
-def compare(
-    ctx: click.Context,
-    backends: tuple[str, ...],
-    precisions: tuple[str, ...],
-    seeds: int,
-    resume: str | None,
-    **options: Any,
-) -> None:
-    """Train every framework with AMP off and on, and write one report."""
-    from harness.study import resume_study, start_study
-
-    chosen = tuple(dict.fromkeys(backends)) or COMPARED
-    first = [
-        configure(options, backend=backend, precision=precision)
-        for backend in chosen
-        for precision in tuple(dict.fromkeys(precisions)) or ("fp32", "amp")
-    ]
-    runs = first + [
-        run.model_copy(update={"seed": run.seed + more, "label": f"seed{run.seed + more}"})
-        for more in range(1, seeds)
-        for run in first
-    ]
-    if resume:
-        refuse_given(ctx, "cannot change a study that is resumed", but=("resume", *HOW_OPTIONS))
-        options["out"] = resume
-    with _Session(options, BACKENDS) as session:
-        if resume:
-            records = resume_study(session.directory, studio=session.studio)
-        else:
-            records = start_study(
-                runs,
-                session.directory,
-                command=shlex.join(["python", "-m", "harness", *sys.argv[1:]]),
-                preset=preset_name(options),
-                studio=session.studio,
-            )
-        from reports import write_report
-
-        report = write_report(session.directory)
-    session.show(records, report.html)
-    failed = any(record.status not in ("ok", "unavailable") for record in records)
-    sys.exit(EXIT_FAILED if failed else 0)
-
-
+main.add_command(compare)
 main.add_command(data)
 main.add_command(parity)
 main.add_command(drill)
+main.add_command(max_batch)
 main.add_command(replicate)
 main.add_command(doctor)
 
@@ -171,85 +88,5 @@ def report(directory: Path) -> None:
     try:
         files = write_report(directory)
     except (UnreadableRecord, OSError) as error:
-        _fail(str(error), EXIT_BAD_INPUT)
+        fail(str(error), EXIT_BAD_INPUT)
     click.echo(files.html)
-
-
-class _Session:
-    """Folder, progress and the handling of errors around one run or comparison."""
-
-    def __init__(self, options: dict[str, Any], backends: Any) -> None:
-        from rich.console import Console
-
-        from harness.progress import ProgressDisplay
-
-        self._json = options["json"]
-        self._resumable = False
-        self._display: ProgressDisplay = ProgressDisplay(Console(stderr=True))
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        self.directory = Path(options["out"] or f"runs/{stamp}")
-        self.studio = self._studio(options, backends)
-
-    def __enter__(self) -> _Session:
-        self._display.__enter__()
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from datasets import DataError
-        from harness.study import StudyError
-
-        self._display.__exit__(kind, error, trace)
-        match error:
-            case KeyboardInterrupt():
-                hint = ""
-                if (self.directory / "study.json").exists():
-                    hint = (
-                        "; finished records are kept; continue with: "
-                        f"python -m harness compare --resume {shlex.quote(str(self.directory))}"
-                    )
-                _fail(f"interrupted{hint}", EXIT_INTERRUPTED)
-            case DataError() | StudyError():
-                _fail(str(error), EXIT_BAD_INPUT)
-            case OSError():
-                where = f"{error.filename}: " if error.filename else ""
-                _fail(f"{where}{error.strerror or error}", EXIT_FAILED)
-            case _:
-                pass
-
-    def show(self, records: list[Record], report_path: Path | None) -> None:
-        """Print the result on standard output."""
-        if self._json:
-            import json
-
-            dumped = [record.model_dump(mode="json") for record in records]
-            result = {"directory": str(self.directory), "records": dumped}
-            click.echo(json.dumps(result if report_path else dumped[0]))
-            return
-        from rich.console import Console
-
-        from reports import comparison_table, render_console
-
-        console: Console = Console()
-        console.print(render_console(comparison_table(None, records)))
-        console.print(
-            f"report: {report_path}" if report_path else f"record: {self.directory}/record.json",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-    def _studio(self, options: dict[str, Any], backends: Any) -> Studio:
-        from harness.study import Studio
-
-        return Studio(
-            cache_dir=Path(options["cache_dir"]) if options["cache_dir"] else None,
-            strict=options["strict"],
-            pythons=interpreters(backends, options["python"]),
-            repeat_command=repeat_command,
-            on_event=self._display.on_event,
-            on_data=self._display.on_data,
-        )
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"harness: {message}", err=True)
-    sys.exit(code)

@@ -37,6 +37,9 @@ _OPTIONS: list[Callable[..., Any]] = [
     click.option("--batch-size", type=int, metavar="N", help="Images in a step."),
     click.option("--epochs", type=int, metavar="N", help="Length of the training in epochs ..."),
     click.option("--steps", type=int, metavar="N", help="... or in optimizer steps."),
+    click.option(
+        "--windows", type=int, metavar="N", help="... or in timed windows, for the speed alone."
+    ),
     click.option("--warmup-steps", type=int, metavar="N", help="First steps that are not timed."),
     click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="Optimizer.  [adam]"),
     click.option("--lr", type=float, help="Learning rate.  [0.001]"),
@@ -100,6 +103,21 @@ _OPTIONS: list[Callable[..., Any]] = [
         "--window-steps", type=int, metavar="N", help="Steps in a timed window at most.  [2 s]"
     ),
     click.option(
+        "--validate-weights/--no-validate-weights",
+        default=None,
+        help="Validate after each epoch and at the end.  [yes]",
+    ),
+    click.option(
+        "--diagnose/--no-diagnose",
+        default=None,
+        help="Measure afterwards where the time of a step goes.  [yes]",
+    ),
+    click.option(
+        "--trace/--no-trace",
+        default=None,
+        help="Keep the framework's own trace of a few steps.  [no]",
+    ),
+    click.option(
         "--timeout",
         "timeout_s",
         type=float,
@@ -142,9 +160,8 @@ def configure(options: dict[str, Any], **fixed: Any) -> RunConfig:
         if value is not None and name not in (*HOW_OPTIONS, "out", "preset")
     }
     preset = dict(PRESETS[preset_name(options)])
-    if "steps" in given or "epochs" in given:
-        preset.pop("steps", None)
-        preset.pop("epochs", None)
+    if given.keys() & _LENGTHS:
+        preset = {name: value for name, value in preset.items() if name not in _LENGTHS}
     try:
         return RunConfig.model_validate(preset | given | fixed)
     except ValidationError as error:
@@ -194,9 +211,9 @@ def repeat_command(run: RunConfig) -> str:
     """The command line that repeats ``run`` alone, on this version, whatever the presets become."""
     # One preset on every machine: without it, one with a GPU would take another.
     words = ["python", "-m", "harness", "--preset", "quick", "--backend", run.backend]
-    if run.precision != "fp32":
+    if run.precision == "amp":
         words.append("--amp")
-    skipped = {"backend", "precision", "label"}
+    skipped = {"backend", "precision", "variant", "label"}
     for name, field in type(run).model_fields.items():
         value = getattr(run, name)
         # A preset might say otherwise, so everything that one can set is spelled out.
@@ -215,6 +232,7 @@ def _flag(field: str) -> str:
     return f"--{field.removesuffix('_s').replace('_', '-')}"
 
 
+_LENGTHS = frozenset(("steps", "epochs", "windows"))
 _PRESET = frozenset(
     {
         *("image_size", "batch_size", "warmup_steps", "optimizer", "lr", "loss_scale"),

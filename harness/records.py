@@ -333,6 +333,10 @@ class Study(_Part):
     arms: list[dict[str, Any]] = Field(description="RunConfig of each arm, in planned order")
     data: DataPart
     environment: EnvironmentPart
+    budget_s: float | None = None
+    """Wall time after which no further repetition is begun."""
+    left_out: dict[str, str] = {}
+    """Planned arm → why it was not run."""
     finished: bool = False
 
 

@@ -86,6 +86,7 @@ def arms(base: RunConfig, variant: Variant) -> tuple[RunConfig, RunConfig]:
         "loss_scale": LOSS_SCALE,
         "input": "live" if "live_decoding" in variant.defects else "cached",
         "label": variant.name.replace("-", ""),
+        "diagnose": False,
     }
     fp32, amp = (
         RunConfig.model_validate(base.model_dump() | common | {"precision": precision})

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
 
 import harness
-from datasets import Progress
+from datasets import Progress, cache_root
+from harness.budget import Budget
 from harness.config import RunConfig
 from harness.environment import describe_environment
+from harness.forecast import Paces
 from harness.inputs import PreparedInput, prepare_input
 from harness.pair import run_pair
+from harness.plan import in_turn
 from harness.records import (
     Record,
     Study,
@@ -43,9 +45,24 @@ class Studio:
 
 
 def start_study(
-    runs: list[RunConfig], directory: Path, *, command: str, preset: str | None, studio: Studio
+    runs: list[RunConfig],
+    directory: Path,
+    *,
+    command: str,
+    preset: str | None,
+    studio: Studio,
+    budget_s: float | None = None,
 ) -> list[Record]:
     """Prepare the data, write ``study.json`` and run every arm.
+
+    Args:
+        runs: from :func:`harness.plan.plan`.
+        directory: of the study; made where it is missing.
+        command: as the user gave it.
+        preset: likewise.
+        studio: what every arm needs.
+        budget_s: wall time of all arms, set-up of the data not included. Every cell is measured
+            once, in windows as short as it takes; then repetitions follow while they fit.
 
     Raises:
         StudyError: ``directory`` holds a study already.
@@ -56,15 +73,17 @@ def start_study(
             f"{directory} holds a study already; continue it with --resume {directory}, "
             "or name another folder with --out"
         )
-    data = _prepare(runs[0], directory, studio)
+    data = _Inputs(directory, studio)
+    main = data.of(runs[0])
     study = Study(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         harness_version=harness.__version__,
         command=command,
         preset=preset,
         arms=[run.model_dump(mode="json") for run in runs],
-        data=data.data,
+        data=main.data,
         environment=describe_environment(),
+        budget_s=budget_s,
     )
     write_json(directory / "study.json", study)
     return _run_missing(study, runs, data, directory, studio)
@@ -82,8 +101,8 @@ def resume_study(directory: Path, *, studio: Studio) -> list[Record]:
     except UnreadableRecord as error:
         raise StudyError(f"there is no study to continue: {error}") from error
     runs = [RunConfig.model_validate(arm) for arm in study.arms]
-    data = _prepare(runs[0], directory, studio, keep_manifest=True)
-    if changes := _changes(study, data):
+    data = _Inputs(directory, studio, keep_manifest=True)
+    if changes := _changes(study, data.of(runs[0])):
         raise StudyError(
             f"{directory} cannot be continued, since its arms would not be comparable: "
             f"{'; '.join(changes)}. Start anew with another --out."
@@ -96,30 +115,49 @@ def record_path(directory: Path, arm: str) -> Path:
     return directory / "records" / f"{arm}.json"
 
 
-def _prepare(
-    run: RunConfig, directory: Path, studio: Studio, *, keep_manifest: bool = False
-) -> PreparedInput:
-    return prepare_input(
-        run,
-        manifest_csv=directory / "manifest.csv",
-        cache_dir=studio.cache_dir,
-        strict=studio.strict,
-        keep_manifest=keep_manifest,
-        progress=studio.on_data,
-    )
+class _Inputs:
+    """The data of a study's arms, decoded once for each size of the images."""
+
+    def __init__(self, directory: Path, studio: Studio, *, keep_manifest: bool = False) -> None:
+        self._directory = directory
+        self._studio = studio
+        self._keep_manifest = keep_manifest
+        self._prepared: dict[tuple[object, ...], PreparedInput] = {}
+
+    def of(self, run: RunConfig) -> PreparedInput:
+        """What ``run`` trains on."""
+        key = (run.input, run.image_size, run.resize, run.batch_size)
+        if key not in self._prepared:
+            self._prepared[key] = prepare_input(
+                run,
+                manifest_csv=self._directory / "manifest.csv",
+                cache_dir=self._studio.cache_dir,
+                strict=self._studio.strict,
+                # All arms of a study share the split of its first one.
+                keep_manifest=self._keep_manifest or bool(self._prepared),
+                progress=self._studio.on_data,
+            )
+        return self._prepared[key]
 
 
 def _run_missing(
-    study: Study, runs: list[RunConfig], data: PreparedInput, directory: Path, studio: Studio
+    study: Study, runs: list[RunConfig], data: _Inputs, directory: Path, studio: Studio
 ) -> list[Record]:
     records: dict[str, Record] = {}
+    left_out: dict[str, str] = {}
+    by_arm = {run.arm: run for run in runs}
+    budget = Budget(study.budget_s)
+    paces_path = cache_root(studio.cache_dir) / "paces.json"
+    paces = Paces.read(paces_path)
 
     def keep(record: Record) -> None:
         write_json(record_path(directory, record.arm), record)
         records[record.arm] = record
+        paces.add(by_arm[record.arm], record, paces_path)
         _refuse_other_data(records.values())
 
-    for _, group in groupby(runs, key=lambda run: (run.backend, run.label)):
+    groups = [*in_turn(runs)]
+    for place, group in enumerate(groups):
         missing = []
         for run in group:
             path = record_path(directory, run.arm)
@@ -127,31 +165,53 @@ def _run_missing(
                 records[run.arm] = _finished(path)
             else:
                 missing.append(run)
-        if missing:
-            measured = (w.arm_position for record in records.values() for w in record.windows)
-            run_pair(
-                missing,
-                data,
-                python=studio.pythons[missing[0].backend],
-                log=lambda run: directory / "logs" / f"{run.arm}.log",
-                command=studio.repeat_command,
-                on_event=studio.on_event,
-                on_record=keep,
-                arm_position=1 + max(measured, default=-1),
-            )
-    write_json(directory / "study.json", study.model_copy(update={"finished": True}))
-    return [records[run.arm] for run in runs]
+        if not missing:
+            continue
+        firsts = [records.get(run.model_copy(update={"label": ""}).arm) for run in group]
+        reason = _needless(group, firsts) or budget.refuses(group, firsts)
+        if reason is not None:
+            left_out |= {run.arm: reason for run in missing}
+            continue
+        measured = (w.arm_position for record in records.values() for w in record.windows)
+        run_pair(
+            missing,
+            data.of(missing[0]),
+            python=studio.pythons[missing[0].backend],
+            log=lambda run: directory / "logs" / f"{run.arm}.log",
+            command=studio.repeat_command,
+            on_event=studio.on_event,
+            on_record=keep,
+            arm_position=1 + max(measured, default=-1),
+            time_s=budget.share_s(len(groups) - place),
+        )
+    done = study.model_copy(update={"finished": True, "left_out": left_out})
+    write_json(directory / "study.json", done)
+    return [records[run.arm] for run in runs if run.arm in records]
+
+
+def _needless(group: Sequence[RunConfig], firsts: Sequence[Record | None]) -> str | None:
+    """Why there is no point in repeating these arms."""
+    if not group[0].label:
+        return None
+    for first in firsts:
+        if first is not None and first.status != "ok" and not group[0].variant.startswith("rung"):
+            return f"there is no ratio to repeat: {first.arm} is {first.status.replace('_', ' ')}"
+    return None
 
 
 def _refuse_other_data(records: Iterable[Record]) -> None:
     """Stop a study whose arms were given different batches: nothing in it can be compared."""
-    given: dict[int, Record] = {}
+    given: dict[tuple[object, ...], Record] = {}
     for record in records:
         if record.status != "ok" or record.data is None or record.training is None:
             continue
-        first = given.setdefault(record.training.seed, record)
-        assert first.data is not None
-        for name in ("batch_sha256", "order_sha256"):
+        same = (record.variant, record.training.seed)
+        for name, key in (
+            ("batch_sha256", same),
+            ("order_sha256", (*same, record.training.steps)),
+        ):
+            first = given.setdefault((name, *key), record)
+            assert first.data is not None
             if getattr(record.data, name) != getattr(first.data, name):
                 raise StudyError(
                     f"{first.arm} and {record.arm} were given different images ({name} differs), "

@@ -1,0 +1,186 @@
+"""``python -m harness compare``: every framework, AMP off and on, and one report."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.options import (
+    HOW_OPTIONS,
+    MODELS,
+    configure,
+    preset_name,
+    refuse_given,
+    run_options,
+)
+from harness.registry import BACKENDS, COMPARED
+from harness.session import EXIT_FAILED, Session
+
+if TYPE_CHECKING:
+    from harness.config import RunConfig
+    from harness.plan import Extent
+
+QUICK_BUDGET_S = 240.0
+"""Of the preset quick, unless --budget or --repeats says otherwise: for a first look."""
+
+
+class _Seconds(click.ParamType):
+    name = "time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", str(value).strip(), re.ASCII)
+        if match is None or not float(match[1]):
+            self.fail(f"{value!r} is no time; give 90s, 10m or 2h", param, ctx)
+        return float(match[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[match[2]]
+
+
+class _Several(click.ParamType):
+    """Values between commas."""
+
+    def __init__(self, of: click.ParamType) -> None:
+        self._of = of
+        self.name = f"{of.name},..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
+        parts = [part.strip() for part in str(value).split(",")]
+        return tuple(dict.fromkeys(self._of.convert(part, param, ctx) for part in parts))
+
+
+@click.command()
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    type=click.Choice([*BACKENDS]),
+    help="Framework to compare; repeatable.  [torch, tensorflow, paddle]",
+)
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(["fp32", "amp"]),
+    help="Precision to compare; repeatable.  [fp32, amp]",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 64),
+    help="Process pairs from which each speedup is taken.  [3; 1 with --map or --ladder]",
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    type=_Seconds(),
+    help="Wall time such as 10m: sizes windows and repeats to fit.  [4m in the preset quick]",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 20),
+    default=1,
+    show_default=True,
+    help="Repeat with this many seeds, to see AMP's loss gap beside that between seeds.",
+)
+@click.option("--batch-sizes", type=_Several(click.INT), help="Compare at each of these.")
+@click.option("--image-sizes", type=_Several(click.INT), help="Compare at each of these.")
+@click.option("--models", type=_Several(click.Choice(MODELS)), help="Compare each of these.")
+@click.option(
+    "--inputs",
+    type=_Several(click.Choice(["cached", "live", "synthetic"])),
+    help="Compare with each of these.",
+)
+@click.option("--map", "map_", is_flag=True, help="Speedup over batch size and image size.")
+@click.option(
+    "--ladder", is_flag=True, help="What TF32, AMP, layout, batch and compiler add, one by one."
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan and its expected time, and stop.")
+@click.option("--resume", metavar="DIR", help="Complete the study in DIR.")
+@run_options
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    backends: tuple[str, ...],
+    precisions: tuple[str, ...],
+    repeats: int | None,
+    budget_s: float | None,
+    seeds: int,
+    map_: bool,
+    ladder: bool,
+    dry_run: bool,
+    resume: str | None,
+    **options: Any,
+) -> None:
+    """Train every framework with AMP off and on, and write one report."""
+    from harness.plan import Extent
+    from harness.study import resume_study, start_study
+
+    axes = {
+        name: options.pop(name) or () for name in ("batch_sizes", "image_sizes", "models", "inputs")
+    }
+    if ladder and (map_ or any(axes.values()) or precisions):
+        raise click.UsageError("--ladder has settings of its own; run the rest as another study")
+    fit_windows = budget_s is not None
+    a_first_look = preset_name(options) == "quick" and not (map_ or ladder)
+    if budget_s is None and repeats is None and a_first_look:
+        budget_s = QUICK_BUDGET_S
+    extent = Extent(
+        **axes,
+        seeds=seeds,
+        repeats=repeats or (1 if map_ or ladder else 3),
+        ladder=ladder,
+        map=map_,
+    )
+    runs = _plan(backends, precisions, extent, options, fit_windows=fit_windows)
+    if resume:
+        refuse_given(ctx, "cannot change a study that is resumed", but=("resume", *HOW_OPTIONS))
+        options["out"] = resume
+    with Session(options, BACKENDS) as session:
+        if resume:
+            records = resume_study(session.directory, studio=session.studio)
+        else:
+            session.show_plan(runs, budget_s, on_stdout=dry_run)
+            if dry_run:
+                return
+            records = start_study(
+                runs,
+                session.directory,
+                command=shlex.join(["python", "-m", "harness", *sys.argv[1:]]),
+                preset=preset_name(options),
+                studio=session.studio,
+                budget_s=budget_s,
+            )
+        from reports import write_report
+
+        report = write_report(session.directory)
+    session.show(records, report.html)
+    failed = any(record.status not in ("ok", "unavailable") for record in records)
+    sys.exit(EXIT_FAILED if failed else 0)
+
+
+def _plan(
+    backends: tuple[str, ...],
+    precisions: tuple[str, ...],
+    extent: Extent,
+    options: dict[str, Any],
+    *,
+    fit_windows: bool,
+) -> list[RunConfig]:
+    from pydantic import ValidationError
+
+    from harness.plan import plan, speed_only
+
+    mains = [
+        configure(options, backend=backend, precision=precision)
+        for backend in tuple(dict.fromkeys(backends)) or COMPARED
+        for precision in tuple(dict.fromkeys(precisions)) or ("fp32", "amp")
+    ]
+    if fit_windows and options["steps"] is None and options["epochs"] is None:
+        # Nobody said how long to train: as long as the budget allows.
+        mains = [speed_only(run) for run in mains]
+    try:
+        return plan(mains, extent)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise click.UsageError(f"{first['loc'][0]}: {first['msg']}") from error

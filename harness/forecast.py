@@ -1,0 +1,107 @@
+"""How long a plan will take, from how long its like took on this machine before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.config import RunConfig
+from harness.networks import build_network, forward_flops_per_image
+from harness.pair import LONGEST_WINDOW_S, PAUSE_S
+from harness.records import Record, write_json
+from harness.results import MIN_TIMED_WINDOWS
+from harness.runner import WINDOW_TARGET_S
+
+TRAINING_FLOPS = 3
+"""Times the forward pass: the backward pass costs about twice as much."""
+_CLASSES = 5
+
+
+class Pace(BaseModel):
+    """How fast arms of one kind were."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    start_s: float
+    """From the start of the worker to its first step, and that step."""
+    flops_per_s: float
+
+
+class Paces(BaseModel):
+    """Paces of this machine, by kind of arm; kept between studies."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    paces: dict[str, Pace] = {}
+
+    @classmethod
+    def read(cls, path: Path) -> Paces:
+        """Read a file that :meth:`add` wrote; one that is missing or broken is as good as none."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return cls()
+
+    def add(self, run: RunConfig, record: Record, path: Path) -> None:
+        """Note how fast ``run`` was, for the next plan; a full disk is no reason to stop."""
+        timed = [window for window in record.windows if not window.warmup]
+        if record.status != "ok" or record.throughput is None or not timed:
+            return
+        step_s = sum(w.time_s for w in timed) / sum(w.steps for w in timed)
+        first = record.windows[0]
+        self.paces[_kind(run)] = Pace(
+            start_s=record.throughput.prepare_s + first.time_s,
+            flops_per_s=_flops_per_step(run) / max(step_s, 1e-9),
+        )
+        try:
+            write_json(path, self)
+        except OSError:
+            return
+
+    def step_s(self, run: RunConfig) -> float | None:
+        """Expected seconds a step; None where nothing like it was measured."""
+        pace = self.paces.get(_kind(run))
+        return None if pace is None else _flops_per_step(run) / pace.flops_per_s
+
+    def time_s(self, group: Sequence[RunConfig], *, train_images: int | None) -> float | None:
+        """Expected seconds of arms that are measured in turn, what explains them not included.
+
+        Args:
+            group: arms that are alive together.
+            train_images: of an epoch, where that is known.
+
+        Returns:
+            None where the pace of one, or the length of its epochs, is not known.
+        """
+        step_s = {run.arm: seconds for run in group if (seconds := self.step_s(run)) is not None}
+        if len(step_s) < len(group):
+            return None
+        window = min(
+            WINDOW_TARGET_S / min(step_s.values()), LONGEST_WINDOW_S / max(step_s.values())
+        )
+        total_s = 0.0
+        for run in group:
+            if run.windows is not None:
+                steps = run.warmup_steps + run.windows * (max(1, round(window)) + 1)
+            elif run.steps is not None:
+                steps = run.steps
+            elif run.epochs is not None and train_images is not None:
+                steps = run.epochs * (train_images // run.batch_size)
+            else:
+                return None
+            pauses_s = PAUSE_S * (run.windows or MIN_TIMED_WINDOWS)
+            total_s += self.paces[_kind(run)].start_s + steps * step_s[run.arm] + pauses_s
+        return total_s
+
+
+def _kind(run: RunConfig) -> str:
+    """What two arms share whose FLOPs take about the same time."""
+    device = "cpu" if run.device == "cpu" else "default"
+    return "/".join((run.backend, run.compute_dtype, device, run.compile, run.layout))
+
+
+def _flops_per_step(run: RunConfig) -> float:
+    network = build_network(run.model, classes=_CLASSES, image_size=run.image_size)
+    return TRAINING_FLOPS * forward_flops_per_image(network) * run.batch_size

@@ -1,0 +1,123 @@
+"""What a comparison measures: its arms, in the order of measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.config import RunConfig
+from harness.ladder import ladder_runs
+
+SPEED_WINDOWS = 6
+"""Timed windows of an arm that only measures speed."""
+
+
+class Extent(BaseModel):
+    """How far a comparison goes beyond one pair of arms a backend."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch_sizes: tuple[int, ...] = ()
+    image_sizes: tuple[int, ...] = ()
+    models: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    seeds: int = Field(default=1, ge=1)
+    repeats: int = Field(default=3, ge=1)
+    """Process pairs of each pair of arms, further seeds included."""
+    ladder: bool = False
+    map: bool = False
+    budget_s: float | None = Field(default=None, gt=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Axis:
+    field: str
+    letter: str
+    """Before a number in a variant's name."""
+    values: tuple[Any, ...]
+
+
+def plan(mains: Sequence[RunConfig], extent: Extent) -> list[RunConfig]:
+    """Every arm of a comparison.
+
+    All cells are measured once before any is repeated, so that a study that is cut short has
+    something to say of each.
+
+    Args:
+        mains: the arms of the main comparison, backend by backend.
+        extent: what is measured besides.
+
+    Raises:
+        pydantic.ValidationError: a value of an axis is out of range.
+    """
+    if extent.ladder:
+        cells = [
+            rung
+            for _, runs in groupby(mains, key=lambda run: run.backend)
+            for rung in ladder_runs(_unvalidated(next(runs)))
+        ]
+    else:
+        cells = [cell for main in mains for cell in _grid(main, extent)]
+        # The pairs of a backend stay together, cell by cell.
+        place = {together(run): at for at, run in reversed([*enumerate(cells)])}
+        cells.sort(key=lambda run: place[together(run)])
+    seeded = [
+        run.model_copy(update={"seed": run.seed + more, "label": f"seed{run.seed + more}"})
+        for more in range(1, extent.seeds)
+        for run in cells
+    ]
+    repeated = [
+        _unvalidated(run).model_copy(update={"label": f"repeat{number}", "diagnose": False})
+        for number in range(extent.seeds, extent.repeats)
+        for run in cells
+    ]
+    return [*cells, *seeded, *repeated]
+
+
+def together(run: RunConfig) -> tuple[str, str, str]:
+    """What the arms share that are measured in turn: AMP off and on, or all rungs of a ladder."""
+    variant = "ladder" if run.variant.startswith("rung") else run.variant
+    return run.backend, variant, run.label
+
+
+def in_turn(runs: Sequence[RunConfig]) -> Iterator[list[RunConfig]]:
+    """Split a plan into the groups whose arms are measured in turn."""
+    for _, group in groupby(runs, key=together):
+        yield [*group]
+
+
+def speed_only(run: RunConfig) -> RunConfig:
+    """``run`` for as long as its speed takes, without regard to what it learns."""
+    return run.model_copy(update={"epochs": None, "steps": None, "windows": SPEED_WINDOWS})
+
+
+def _unvalidated(run: RunConfig) -> RunConfig:
+    return speed_only(run).model_copy(update={"validate_weights": False})
+
+
+def _grid(main: RunConfig, extent: Extent) -> Iterator[RunConfig]:
+    """``main`` with every combination of the axes' values; the first keeps the main name."""
+    batch_sizes, image_sizes = extent.batch_sizes, extent.image_sizes
+    if extent.map:
+        main = _unvalidated(main)
+        size = main.batch_size
+        batch_sizes = batch_sizes or tuple(dict.fromkeys((size, max(2, size // 2), 2 * size)))
+        image_sizes = image_sizes or (main.image_size, 2 * main.image_size)
+    axes = [
+        _Axis(field="model", letter="", values=extent.models or (main.model,)),
+        _Axis(field="batch_size", letter="b", values=batch_sizes or (main.batch_size,)),
+        _Axis(field="image_size", letter="s", values=image_sizes or (main.image_size,)),
+        _Axis(field="input", letter="", values=extent.inputs or (main.input,)),
+    ]
+    for values in product(*(axis.values for axis in axes)):
+        changed = {axis.field: value for axis, value in zip(axes, values, strict=True)}
+        names = (
+            f"{axis.letter}{value}"
+            for axis, value in zip(axes, values, strict=True)
+            if value != axis.values[0]
+        )
+        yield RunConfig.model_validate(main.model_dump() | changed | {"variant": "".join(names)})

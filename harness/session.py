@@ -1,0 +1,132 @@
+"""Folder, progress and the handling of errors around one run or comparison on the command line."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from harness.options import interpreters, repeat_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from harness.config import RunConfig
+    from harness.progress import ProgressDisplay
+    from harness.records import Record
+    from harness.study import Studio
+
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+
+class Session:
+    """Folder, progress and the handling of errors around one run or comparison."""
+
+    def __init__(self, options: dict[str, Any], backends: Any) -> None:
+        from rich.console import Console
+
+        from harness.progress import ProgressDisplay
+
+        self._json = options["json"]
+        self._display: ProgressDisplay = ProgressDisplay(Console(stderr=True))
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        self.directory = Path(options["out"] or f"runs/{stamp}")
+        self.studio = self._studio(options, backends)
+
+    def __enter__(self) -> Session:
+        self._display.__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from datasets import DataError
+        from harness.study import StudyError
+
+        self._display.__exit__(kind, error, trace)
+        match error:
+            case KeyboardInterrupt():
+                hint = ""
+                if (self.directory / "study.json").exists():
+                    hint = (
+                        "; finished records are kept; continue with: "
+                        f"python -m harness compare --resume {shlex.quote(str(self.directory))}"
+                    )
+                fail(f"interrupted{hint}", EXIT_INTERRUPTED)
+            case DataError() | StudyError():
+                fail(str(error), EXIT_BAD_INPUT)
+            case OSError():
+                where = f"{error.filename}: " if error.filename else ""
+                fail(f"{where}{error.strerror or error}", EXIT_FAILED)
+            case _:
+                pass
+
+    def show_plan(
+        self, runs: Sequence[RunConfig], budget_s: float | None, *, on_stdout: bool
+    ) -> None:
+        """Print what will be measured, in what time."""
+        from rich.console import Console
+
+        from datasets import cache_root, load_manifest
+        from harness.forecast import Paces
+        from harness.plan_view import plan_json, plan_table
+
+        train_images = None
+        if any(run.epochs is not None for run in runs) and runs[0].input != "synthetic":
+            manifest = load_manifest(
+                runs[0].data,
+                seed=runs[0].seed,
+                cache_dir=self.studio.cache_dir,
+                strict=self.studio.strict,
+                progress=self.studio.on_data,
+            )
+            train_images = len(manifest.train)
+        paces = Paces.read(cache_root(self.studio.cache_dir) / "paces.json")
+        if on_stdout and self._json:
+            click.echo(plan_json(runs, paces, budget_s, train_images=train_images))
+        else:
+            console: Console = Console(stderr=not on_stdout)
+            console.print(*plan_table(runs, paces, budget_s, train_images=train_images), sep="\n")
+
+    def show(self, records: list[Record], report_path: Path | None) -> None:
+        """Print the result on standard output."""
+        if self._json:
+            import json
+
+            dumped = [record.model_dump(mode="json") for record in records]
+            result = {"directory": str(self.directory), "records": dumped}
+            click.echo(json.dumps(result if report_path else dumped[0]))
+            return
+        from rich.console import Console
+
+        from reports import comparison_table, render_console
+
+        console: Console = Console()
+        console.print(render_console(comparison_table(None, records)))
+        console.print(
+            f"report: {report_path}" if report_path else f"record: {self.directory}/record.json",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _studio(self, options: dict[str, Any], backends: Any) -> Studio:
+        from harness.study import Studio
+
+        return Studio(
+            cache_dir=Path(options["cache_dir"]) if options["cache_dir"] else None,
+            strict=options["strict"],
+            pythons=interpreters(backends, options["python"]),
+            repeat_command=repeat_command,
+            on_event=self._display.on_event,
+            on_data=self._display.on_data,
+        )
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say on standard error what is wrong, and leave."""
+    click.echo(f"harness: {message}", err=True)
+    sys.exit(code)
