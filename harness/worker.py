@@ -99,6 +99,10 @@ class Session:
         """Show what a step runs in."""
         return {"evidence": self._arm.evidence()}
 
+    def profile(self, *, steps: int, trace: str | None) -> dict[str, Any]:
+        """Show where the time of a step goes; see :meth:`harness.arm.Arm.profile`."""
+        return {"profile": self._arm.profile(steps=steps, trace=trace)}
+
     def gradient_histogram(self) -> dict[str, Any]:
         """Count the gradients by size."""
         return {"histogram": self._arm.gradient_histogram()}
