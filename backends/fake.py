@@ -8,11 +8,13 @@ the JSON in the environment variable ``AMP_HARNESS_FAKE`` (see :class:`Behaviour
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -20,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.config import RunConfig
 from harness.networks import Conv, Network, place_layers
+from harness.profiling import open_trace
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
@@ -32,6 +35,7 @@ from harness.protocol import (
     LayerProbe,
     PeakOperation,
     Probe,
+    StepProfile,
     StepResult,
     TrainState,
     Unsupported,
@@ -64,6 +68,9 @@ class Behaviour(BaseModel):
     amp_available: bool = True
     effective: str | None = None
     """What the evidence claims, where it differs from the request."""
+    operations_s: dict[str, dict[str, float]] = {}
+    """Precision → kind of operation → seconds a step, as the profile has them; where it is not
+    named, one convolution takes the whole step."""
     failure: Failure | None = None
 
 
@@ -244,6 +251,35 @@ class FakeBackend:
             self._free_at = max(self._free_at, time.perf_counter()) + step_s
 
         return run
+
+    def profile(
+        self, batch: tuple[np.ndarray, np.ndarray], *, steps: int, trace: Path | None
+    ) -> StepProfile:
+        """What a step takes, as told and not as measured; nothing is trained."""
+        step_s = self._behaviour.step_time_s.get(self._run.precision, 0.0)
+        told = self._behaviour.operations_s.get(self._run.precision)
+        operations_s = {"convolution": step_s} if told is None else told
+        if trace is not None:
+            rows = [
+                {"ph": "X", "name": kind, "pid": 0, "tid": 0, "ts": 0, "dur": seconds * 1e6}
+                for kind, seconds in operations_s.items()
+            ]
+            with open_trace(trace) as file:
+                file.write(json.dumps({"traceEvents": rows}).encode())
+        return StepProfile(
+            source="the fake backend's word",
+            steps=steps,
+            step_s=step_s,
+            phases_s={
+                "input": 0.0,
+                "forward": step_s / 4,
+                "backward": step_s / 2,
+                "optimizer": step_s / 4,
+            },
+            operations_s=operations_s,
+            device_busy_s=None,
+            kernels=len(operations_s),
+        )
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""

@@ -223,7 +223,8 @@ def tips(found: Diagnosis) -> Iterator[str]:
         name = framework.backend
         if framework.reason is not None:
             yield (
-                f"{name} does not load; make its environment: python -m harness env --backend {name}"
+                f"{name} does not load (the reason stands above); an environment of its own: "
+                f"python -m harness env --backend {name}"
             )
         elif machine.gpus and "cuda" not in framework.devices:
             yield (

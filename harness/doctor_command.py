@@ -89,7 +89,7 @@ def _machine_rows(found: Diagnosis) -> list[tuple[str, str]]:
         ("CPU", machine.cpu),
         ("units", _listed(machine.cpu_features, "none that matters")),
         ("CPUs", f"{machine.cpus_usable} usable of {machine.cpus or '?'}"),
-        ("container", _limits(machine)),
+        ("limits", _limits(machine)),
         (
             "background",
             "?" if found.background_cpus is None else f"{found.background_cpus:.2f} CPUs",
@@ -116,7 +116,7 @@ def _limits(machine: Machine) -> str:
     parts = [] if limits.cpus is None else [f"{limits.cpus:g} CPUs"]
     if limits.memory_bytes is not None:
         parts.append(f"{limits.memory_bytes / 2**30:.1f} GiB")
-    return " and ".join(parts) or "no limit"
+    return " and ".join(parts) or "none set by a control group"
 
 
 def _listed(names: list[str] | None, none: str) -> str:

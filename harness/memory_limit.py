@@ -2,9 +2,9 @@
 
 Why resident memory is sampled, and no limit of the kernel set:
 
-- ``RLIMIT_AS`` counts address space. TensorFlow reserved twice as much as it used and PyTorch two to
-  three times (2.2 GB for 1.0, 1.1 GB for 0.4, with a ResNet-18 on the CPU), so that it would end a
-  process long before its memory is spent, and each framework at another point.
+- ``RLIMIT_AS`` counts address space. With a ResNet-18 on the CPU, TensorFlow had reserved 2.2 GB
+  where 1.0 were resident, PyTorch 1.2 for 0.5 and Paddle 1.3 for 0.6: it would end each framework
+  long before its memory is spent, and each at another point.
 - ``RLIMIT_DATA`` counts private writable mappings, touched or not, and no page of a library: 90 MB
   less than what was resident in one process, 35 MB more in another. It grows with the number of
   threads, whose stacks are mapped and hardly used.

@@ -19,7 +19,7 @@ from harness.config import RunConfig
 from harness.protocol import PEAK_OPERATIONS, Backend, InForce
 from harness.records import EnvironmentPart, PeakPart, write_json
 
-PEAK_DTYPES: Final = ("float32", "tf32", "float16", "bfloat16")
+PEAK_DTYPES: Final[tuple[str, ...]] = ("float32", "tf32", "float16", "bfloat16")
 """tf32: float32 products in TF32, which a GPU may do on its tensor cores."""
 
 _A100: Final = (19.5, 156, 312, 312)

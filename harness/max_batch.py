@@ -1,0 +1,324 @@
+"""The largest batch that fits into memory, found by trying each in a process of its own.
+
+The batch is doubled until one does not fit, then the gap is halved until it is one *batch step*
+wide: within 1/16 of the result unless told otherwise. A trial trains two steps on noise; the second
+runs with the optimizer's state in place. It does not fit where the process passed the limit,
+reported that memory ran out, or was ended by SIGKILL; any other failure ends the search.
+
+On the CPU the limit is one on resident memory (:mod:`harness.memory_limit`), framework included,
+and the kernel's own high-water mark decides; on a GPU it is the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from harness.arm import Prepared
+from harness.config import RunConfig
+from harness.gpu import find_gpu
+from harness.inputs import SYNTHETIC_CLASSES, InputSpec
+from harness.memory_limit import MemoryLimit
+from harness.memory_model import MemorySplit, bytes_per_image, estimated_batch, training_memory
+from harness.networks import Network, build_network
+from harness.records import EnvironmentPart, MemoryPart
+from harness.worker_process import WorkerFailed, WorkerProcess
+
+FILE_NAME = "max_batch.json"
+FIRST_BATCH = 8
+SMALLEST_BATCH = 2
+"""BatchNorm has nothing to normalise over in one."""
+LARGEST_BATCH = 65_536
+"""The most that a run may have."""
+TRIAL_STEPS = 2
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Trial(_Part):
+    """Two training steps of one batch size."""
+
+    batch_size: int
+    fits: bool
+    peak_bytes: int | None
+    """Measured on what ``MaxBatch.peak_source`` names; of a trial that was killed, the last sample
+    before; None where nothing told."""
+    reason: str | None = None
+    """How it ended, where it does not fit."""
+
+
+class MaxBatch(_Part):
+    """What was found for one backend and precision."""
+
+    backend: str
+    framework_version: str | None = None
+    precision: Literal["fp32", "amp"]
+    dtype: str
+    """Compute dtype that was asked for."""
+    status: Literal["ok", "unavailable", "failed"]
+    reason: str | None = None
+    """Why the status is not ok."""
+    limit_bytes: int | None = None
+    """Of resident host memory, or what was free on the device; None where that is not known."""
+    peak_source: Literal["host resident", "device allocated"] | None = None
+    runtime_bytes: int | None = None
+    """What the process needs before the first step, without the network's weights: the
+    interpreter, the framework and its libraries; on a GPU, what the allocator does not know of."""
+    largest_batch: int | None = None
+    """None where not even a batch of two fits."""
+    batch_step: int | None = None
+    """The next batch that was tried and did not fit is at most this much larger."""
+    estimated_batch: int | None = None
+    """Worked out from the network description, ``limit_bytes`` and ``runtime_bytes``."""
+    estimated_bytes_per_image: int | None = None
+    trials: list[Trial] = []
+    """In the order in which they ran."""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Peak at the largest batch."""
+        peaks = {trial.batch_size: trial.peak_bytes for trial in self.trials if trial.fits}
+        return peaks.get(self.largest_batch or 0)
+
+    @property
+    def bytes_per_image(self) -> float | None:
+        """Slope of the peak over two batches: the largest, and the largest of at most half."""
+        peaks = {trial.batch_size: trial.peak_bytes for trial in self.trials if trial.fits}
+        largest = self.largest_batch or 0
+        smaller = max((batch for batch in peaks if 2 * batch <= largest), default=None)
+        high, low = peaks.get(largest), None if smaller is None else peaks[smaller]
+        if high is None or low is None or smaller is None:
+            return None
+        return (high - low) / (largest - smaller)
+
+    @property
+    def estimate_off(self) -> float | None:
+        """How far the estimated batch is from the one found, as a fraction of that."""
+        if self.estimated_batch is None or not self.largest_batch:
+            return None
+        return self.estimated_batch / self.largest_batch - 1
+
+
+class MaxBatchStudy(_Part):
+    """``max_batch.json``."""
+
+    schema_version: Literal[1] = 1
+    created: str
+    harness_version: str
+    command: str
+    model: str
+    image_size: int
+    classes: int
+    optimizer: str
+    device: str
+    memory_limit_bytes: int | None
+    environment: EnvironmentPart
+    cells: list[MaxBatch] = []
+
+
+OnTrial = Callable[[RunConfig, Trial], None]
+
+
+def largest_batch(fits: Callable[[int], bool], *, step: int | None) -> tuple[int | None, int]:
+    """Search for the largest batch that fits by doubling, then bisection.
+
+    Args:
+        fits: tries one batch size.
+        step: width at which the bisection ends; None: a sixteenth of the last doubling that fits.
+
+    Returns:
+        The largest batch of those tried that fits (None where :data:`SMALLEST_BATCH` does not),
+        and the step that was used.
+    """
+    low, high = 0, max(step or FIRST_BATCH, SMALLEST_BATCH)
+    while fits(high):
+        low = high
+        if low == LARGEST_BATCH:
+            return low, step or low // 16
+        high = min(2 * low, LARGEST_BATCH)
+    if low == 0:
+        low = SMALLEST_BATCH - 1
+    step = step or max(1, low // 16)
+    while high - low > step:
+        # A multiple of the step above the last that fits, so that two searches meet.
+        middle = low + max(1, (high - low) // (2 * step)) * step
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return (low if low >= SMALLEST_BATCH else None), step
+
+
+def find_max_batch(
+    base: RunConfig,
+    *,
+    python: str,
+    log: Path,
+    limit_bytes: int | None,
+    step: int | None,
+    on_trial: OnTrial,
+) -> MaxBatch:
+    """Find the largest batch of ``base``, whose own batch size is not looked at.
+
+    Args:
+        base: backend, precision, network, device and the like; its input is synthetic.
+        python: interpreter of the backend's environment.
+        log: file for what the workers print.
+        limit_bytes: of resident memory; None leaves it to the device.
+        step: as for :func:`largest_batch`.
+        on_trial: is told of each trial.
+    """
+    search = _Search(base, python=python, log=log, limit_bytes=limit_bytes, on_trial=on_trial)
+    cell = MaxBatch(
+        backend=base.backend,
+        precision="amp" if base.precision == "amp" else "fp32",
+        dtype=base.compute_dtype,
+        status="ok",
+        limit_bytes=limit_bytes,
+        trials=search.trials,
+    )
+    try:
+        cell.largest_batch, cell.batch_step = largest_batch(search.fits, step=step)
+    except WorkerFailed as failure:
+        cell.status = "unavailable" if failure.status == "unavailable" else "failed"
+        cell.reason = failure.reason
+    cell.trials = search.trials
+    if search.prepared is not None:
+        cell.framework_version = search.prepared.in_force.framework_version
+        on_cuda = search.prepared.in_force.device_type == "cuda"
+        cell.peak_source = "device allocated" if on_cuda else "host resident"
+        cell.runtime_bytes = search.runtime_bytes
+        if on_cuda:
+            cell.limit_bytes = _free_device_bytes(search.prepared.in_force.device_uuid)
+    _estimate(cell, base)
+    return cell
+
+
+class _Search:
+    """The trials of one backend and precision, and what they tell beside the verdict."""
+
+    def __init__(
+        self,
+        base: RunConfig,
+        *,
+        python: str,
+        log: Path,
+        limit_bytes: int | None,
+        on_trial: OnTrial,
+    ) -> None:
+        self._base = base
+        self._python = python
+        self._log = log
+        self._limit_bytes = limit_bytes
+        self._on_trial = on_trial
+        self.trials: list[Trial] = []
+        self.prepared: Prepared | None = None
+        self.runtime_bytes: int | None = None
+
+    def fits(self, batch_size: int) -> bool:
+        """Run the trial of ``batch_size``.
+
+        Raises:
+            WorkerFailed: it failed by something other than a lack of memory.
+        """
+        run = self._base.model_copy(update={"batch_size": batch_size})
+        trial = self._try(run)
+        self.trials.append(trial)
+        self._on_trial(run, trial)
+        return trial.fits
+
+    def _try(self, run: RunConfig) -> Trial:
+        worker = WorkerProcess(run, python=self._python, log=self._log)
+        with worker, MemoryLimit(worker.pid, self._limit_bytes) as memory:
+            try:
+                peak_bytes = self._train(run, worker, memory)
+            except WorkerFailed as failure:
+                if not (memory.exceeded or failure.killed or failure.status == "out_of_memory"):
+                    raise
+                reason = "passed the limit and was killed" if memory.exceeded else failure.reason
+                last = memory.peak_bytes if self._limit_bytes is not None else None
+                return Trial(batch_size=run.batch_size, fits=False, peak_bytes=last, reason=reason)
+        over = self._limit_bytes is not None and (peak_bytes or 0) > self._limit_bytes
+        return Trial(
+            batch_size=run.batch_size,
+            fits=not over,
+            peak_bytes=peak_bytes,
+            reason="passed the limit for a moment" if over else None,
+        )
+
+    def _train(self, run: RunConfig, worker: WorkerProcess, memory: MemoryLimit) -> int | None:
+        spec = InputSpec(input="synthetic", path=None).model_dump(mode="json")
+        answer = worker.ask("prepare", run=run.model_dump(mode="json"), spec=spec)
+        prepared = Prepared.model_validate(answer["prepared"])
+        resident_bytes = memory.resident_bytes()
+        worker.ask("window", steps=TRIAL_STEPS, warmup=True, arm_position=0)
+        told = MemoryPart.model_validate(worker.ask("conclude")["memory"])
+        worker.ask("close")
+        on_cuda = prepared.in_force.device_type == "cuda"
+        if self.prepared is None:
+            self.prepared = prepared
+            self.runtime_bytes = (
+                _beside_the_allocator(told) if on_cuda else resident_bytes - _resident_split(run)
+            )
+        if on_cuda:
+            return told.device_allocated_peak_bytes
+        return max(told.host_peak_bytes or 0, memory.peak_bytes)
+
+
+def _resident_split(run: RunConfig) -> int:
+    """Bytes of the network and its input that are there before the first step."""
+    split = _split(run, run.batch_size)
+    return split.weights_bytes + split.statistics_bytes // 2 + split.input_bytes
+
+
+def _beside_the_allocator(told: MemoryPart) -> int | None:
+    used, reserved = told.device_used_delta_bytes, told.device_reserved_peak_bytes
+    return None if used is None or reserved is None else max(0, used - reserved)
+
+
+def _free_device_bytes(uuid: str | None) -> int | None:
+    gpu = find_gpu(uuid)
+    total, used = (None, None) if gpu is None else (gpu.total_bytes(), gpu.used_bytes())
+    return None if total is None or used is None else total - used
+
+
+def _network(run: RunConfig) -> Network:
+    return build_network(run.model, classes=SYNTHETIC_CLASSES, image_size=run.image_size)
+
+
+def _split(run: RunConfig, batch_size: int) -> MemorySplit:
+    return training_memory(
+        _network(run),
+        batch_size=batch_size,
+        dtype=run.compute_dtype,
+        optimizer=run.optimizer,
+        momentum=run.momentum,
+    )
+
+
+def _estimate(cell: MaxBatch, run: RunConfig) -> None:
+    network = _network(run)
+    cell.estimated_bytes_per_image = bytes_per_image(network, dtype=cell.dtype)
+    if cell.limit_bytes is None or cell.runtime_bytes is None:
+        return
+    cell.estimated_batch = estimated_batch(
+        network,
+        free_bytes=cell.limit_bytes - cell.runtime_bytes,
+        dtype=cell.dtype,
+        optimizer=run.optimizer,
+        momentum=run.momentum,
+    )
+
+
+def gains(cells: Sequence[MaxBatch]) -> Mapping[str, float]:
+    """Backend → largest batch of AMP over that of fp32, where both were found."""
+    found = {
+        (cell.backend, cell.precision): cell.largest_batch for cell in cells if cell.largest_batch
+    }
+    return {
+        backend: batch / found[backend, "fp32"]
+        for (backend, precision), batch in found.items()
+        if precision == "amp" and (backend, "fp32") in found
+    }
