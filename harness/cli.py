@@ -15,6 +15,7 @@ import harness
 from harness.compare_command import compare
 from harness.data_commands import data
 from harness.doctor_command import doctor
+from harness.env_command import env
 from harness.max_batch_command import max_batch
 from harness.options import configure, refuse_given, repeat_command, run_options
 from harness.proof_commands import drill, parity
@@ -76,6 +77,7 @@ main.add_command(drill)
 main.add_command(max_batch)
 main.add_command(replicate)
 main.add_command(doctor)
+main.add_command(env)
 
 
 @main.command()

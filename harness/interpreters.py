@@ -30,9 +30,15 @@ def choose_interpreters(
             )
         chosen[backend] = str(Path(path).absolute())
     for backend in backends:
-        for own in (f".venv-{backend}/bin/python", f".venv-{backend}/Scripts/python.exe"):
-            if (folder / own).is_file():
-                # Not resolved: an environment's interpreter is a link that must stay one.
-                chosen.setdefault(backend, str((folder / own).absolute()))
-        chosen.setdefault(backend, sys.executable)
+        own = environment_python(backend, folder=folder)
+        chosen.setdefault(backend, sys.executable if own is None else str(own))
     return chosen
+
+
+def environment_python(backend: str, *, folder: Path) -> Path | None:
+    """The interpreter of ``.venv-<backend>`` in ``folder``; None where there is none."""
+    for own in (f".venv-{backend}/bin/python", f".venv-{backend}/Scripts/python.exe"):
+        if (folder / own).is_file():
+            # Not resolved: an environment's interpreter is a link that must stay one.
+            return (folder / own).absolute()
+    return None
