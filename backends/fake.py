@@ -72,6 +72,12 @@ class Behaviour(BaseModel):
     """Precision → kind of operation → seconds a step, as the profile has them; where it is not
     named, one convolution takes the whole step."""
     failure: Failure | None = None
+    image_bytes: dict[str, int] = {}
+    """Precision → memory that a step really takes for each image of its batch; 0 where not named.
+    """
+    memory_bytes: int | None = None
+    """Where a step takes more than this, the process is killed, as a system does that has no more.
+    """
 
 
 class FakeBackend:
@@ -136,6 +142,7 @@ class FakeBackend:
         """One step of gradient descent, ten times the learning rate of a deep network."""
         self._fail_if_due()
         features, labels = batch
+        self._take_memory(len(labels))
         loss, gradient, _ = self._loss(features, labels)
         failure = self._due_failure()
         if failure is not None and failure.how == "nan":
@@ -312,6 +319,12 @@ class FakeBackend:
         elif self._clean_steps == policy.growth_interval:
             self._scale *= policy.growth_factor
             self._clean_steps = 0
+
+    def _take_memory(self, images: int) -> None:
+        needed = images * self._behaviour.image_bytes.get(self._run.precision, 0)
+        if self._behaviour.memory_bytes is not None and needed > self._behaviour.memory_bytes:
+            os.kill(os.getpid(), signal.SIGKILL)
+        np.ones(needed, np.uint8)
 
     def _due_failure(self) -> Failure | None:
         failure = self._behaviour.failure

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
@@ -147,6 +149,11 @@ def host_peak_bytes() -> int:
     """Largest resident set of this process so far."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
+    if sys.platform == "linux":
+        # ru_maxrss would begin with the peak of the parent, from whose memory this one was forked.
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE):
+            return int(found[1]) * 1024
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
