@@ -116,7 +116,7 @@ def published_peak(device: str, dtype: str) -> PeakPart | None:
     """The peak of the GPU called ``device`` by its driver; None where the table has none."""
     for name, rates, source in _DATA_SHEETS:
         if re.fullmatch(name, device):
-            rate = dict(zip(PEAK_DTYPES, rates, strict=True)).get(dtype)
+            rate = rates[PEAK_DTYPES.index(dtype)] if dtype in PEAK_DTYPES else None
             return None if rate is None else PeakPart(flops_per_s=rate * 1e12, source=source)
     return None
 

@@ -92,6 +92,14 @@ def duration(value_s: float | None) -> str:
     return f"{number(1e3 * value_s)} ms"
 
 
+def flops_rate(value_per_s: float | None) -> str:
+    """FLOP/s as ``123 GFLOP/s``, or as TFLOP/s from 1 TFLOP/s on."""
+    if value_per_s is None:
+        return UNKNOWN
+    scale, unit = (1e12, "TFLOP/s") if value_per_s >= 1e12 else (1e9, "GFLOP/s")
+    return f"{number(value_per_s / scale)} {unit}"
+
+
 def precision(requested: str) -> str:
     """The name of a precision as a reader knows it."""
     return {"amp": "AMP"}.get(requested, requested)

@@ -15,6 +15,7 @@ from reports.blocks import Page
 from reports.cast_policy import cast_policy_section
 from reports.cells import Results, read_results
 from reports.comparison import comparison_rows
+from reports.efficiency_section import efficiency_section
 from reports.findings import assumptions, card, headline, run_headline, warnings
 from reports.loss_scaling import gradient_section, loss_scale_section
 from reports.measured import (
@@ -79,6 +80,7 @@ def build_page(results: Results) -> Page:
         missing_section(results),
         speed_section(results, rows),
         time_section(results, rows),
+        efficiency_section(results),
         loss_section(results),
         yardstick_section(results),
         accuracy_section(results),
