@@ -127,6 +127,24 @@ def test_it_goes_on_from_a_state_as_if_nothing_had_happened():
     np.testing.assert_array_equal(first.state().tensors["weight"], second.state().tensors["weight"])
 
 
+def test_its_profile_is_what_it_was_told_and_trains_nothing(monkeypatch: pytest.MonkeyPatch):
+    told = {"amp": {"convolution": 0.3, "cast": 0.1}}
+    behaviour = {"step_time_s": {"fp32": 0.2, "amp": 0.5}, "operations_s": told}
+    runs = (fake_run(), fake_run(precision="amp"))
+    full, mixed = (built(run, monkeypatch, **behaviour) for run in runs)
+    before = mixed.state()
+
+    profiles = [each.profile(batch(each), steps=2, trace=None) for each in (full, mixed)]
+
+    assert [profile.operations_s for profile in profiles] == [{"convolution": 0.2}, told["amp"]]
+    assert [profile.step_s for profile in profiles] == [0.2, 0.5]
+    for profile in profiles:
+        assert profile.phases_s is not None
+        assert sum(profile.phases_s.values()) == pytest.approx(profile.step_s)
+    assert mixed.take_steps() == []
+    np.testing.assert_array_equal(mixed.state().tensors["weight"], before.tensors["weight"])
+
+
 @pytest.mark.parametrize(
     ("changes", "remedy"), [({"device": "cuda"}, "--device cpu"), ({"precision": "amp"}, "fp32")]
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -96,18 +96,7 @@ def profile_steps(
             for event in events
             if event.device_type() == device_type.CUDA and not event.is_user_annotation()
         ]
-        launched_by: dict[int, Kind] = {
-            operation.correlation_id(): share.kind
-            for operation, share in zip(operations, by_operation, strict=True)
-        }
-        by_operation = [
-            Share(
-                launched_by.get(kernel.linked_correlation_id())
-                or kind_of(kernel.name(), KERNEL_KINDS),
-                kernel.end_ns() - kernel.start_ns(),
-            )
-            for kernel in kernels
-        ]
+        by_operation = kernel_shares(kernels, operations, by_operation)
         device_busy_s = busy_s((k.start_ns(), k.end_ns()) for k in kernels) / steps
         count = len(kernels)
     else:
@@ -129,6 +118,26 @@ def operation_kind(name: str, dtypes: list[str]) -> Kind:
     if name == "aten::copy_" and len(set(dtypes[:2])) == 2:
         return "cast"
     return kind_of(name, KINDS)
+
+
+def kernel_shares(
+    kernels: Sequence[Any], operations: Sequence[Any], by_operation: Sequence[Share]
+) -> list[Share]:
+    """The time of each kernel or copy on the GPU, with the kind of the operation it is of.
+
+    All are events of the profiler; ``by_operation`` belongs to ``operations``, one to one.
+    """
+    launched_by: dict[int, Kind] = {
+        operation.correlation_id(): share.kind
+        for operation, share in zip(operations, by_operation, strict=True)
+    }
+    return [
+        Share(
+            launched_by.get(kernel.linked_correlation_id()) or kind_of(kernel.name(), KERNEL_KINDS),
+            kernel.end_ns() - kernel.start_ns(),
+        )
+        for kernel in kernels
+    ]
 
 
 def _span(event: Any) -> Span:
