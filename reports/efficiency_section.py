@@ -88,7 +88,8 @@ def _peak_table(records: Sequence[Record]) -> Table:
     return Table(
         caption="Achieved FLOP/s and their share of the device's peak (MFU)",
         columns=(
-            "Arm", "Dtype", "Median images/s", "Achieved", "Peak", "Share of it", "Source of the peak"
+            "Arm", "Dtype", "Median images/s", "Achieved", "Peak", "Share of it",
+            "Source of the peak",
         ),
         rows=tuple(rows),
         numeric=True,
@@ -97,8 +98,8 @@ def _peak_table(records: Sequence[Record]) -> Table:
 
 def _peak_text(records: Sequence[Record]) -> str:
     text = (
-        "Achieved: 3 × the network's forward FLOPs (2 for a multiply-add of a convolution or linear "
-        "layer, nothing else counted) × images/s; the backward pass counts as two forward passes, "
+        "Achieved: 3 × the network's forward FLOPs × images/s. A multiply-add of a convolution or "
+        "linear layer counts as 2, all else as nothing; the backward pass as two forward passes; "
         "skipped steps as nothing. The peak is that of the dtype in which the arm's convolutions "
         "compute; what AMP keeps in float32 is judged by it too."
     )
@@ -167,7 +168,7 @@ def _conditions_table(records: Sequence[Record]) -> Table:
             )
         )
     return Table(
-        caption="The machine during the timed windows: median, and lowest to highest where it moved",
+        caption="The machine in the timed windows: median, and lowest to highest where it moved",
         columns=(
             "Arm", "CPUs busy with other work", "CPU MHz", "GPU MHz", "GPU °C", "GPU W",
             "Clock lowered by",

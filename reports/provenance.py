@@ -98,11 +98,18 @@ def _environment_rows(environment: EnvironmentPart) -> list[tuple[str, str]]:
         ("CPU", environment.cpu),
         ("CPUs usable", count(environment.cpus_usable)),
         ("Memory", formats.mebibytes(environment.memory_bytes)),
+        *_driver_rows(environment),
         ("Platform", environment.platform),
         ("Python", environment.python),
         ("Packages", packages or UNKNOWN),
         ("Variables", variables or "none set"),
     ]
+
+
+def _driver_rows(environment: EnvironmentPart) -> list[tuple[str, str]]:
+    if environment.gpu_driver is None:
+        return []
+    return [("NVIDIA driver", f"{environment.gpu_driver}, CUDA {environment.cuda_driver}")]
 
 
 def settings_section(results: Results) -> Section | None:
