@@ -14,7 +14,6 @@ from typing import Final, Literal
 
 from harness.speedup import (
     MIN_WINDOWS,
-    PROCESS_SD_SCALE,
     Interval,
     PairWindows,
     Speedup,
@@ -75,8 +74,7 @@ def change_of_rate(
     ]
     if not pairs:
         return None
-    # Processes that were never alive together differ by all that the machine did in between.
-    estimate = estimate_speedup(pairs, process_sd_scale=PROCESS_SD_SCALE)
+    estimate = estimate_speedup(pairs)
     return Change(
         ratio=estimate.ratio,
         shown=_widened(estimate.ratio, estimate.shown),

@@ -14,6 +14,7 @@ import click
 import harness
 from harness.compare_command import compare
 from harness.data_commands import data
+from harness.diff_command import diff
 from harness.doctor_command import doctor
 from harness.env_command import env
 from harness.max_batch_command import max_batch
@@ -72,6 +73,7 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
 
 main.add_command(compare)
 main.add_command(data)
+main.add_command(diff)
 main.add_command(parity)
 main.add_command(drill)
 main.add_command(max_batch)

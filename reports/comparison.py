@@ -155,7 +155,7 @@ def _figures(
     rates = tuple(pair_rates or (() if record is None else window_rates(record)))
     accuracy = None if record is None else record.accuracy
     losses = [] if record is None else record.steps.loss
-    peak_bytes, peak_source = _peak(record)
+    peak_bytes, peak_source = peak_of(record)
     return ArmFigures(
         arm=f"{backend}-{precision}" if cell is None else cell.arm,
         precision=precision,
@@ -175,7 +175,8 @@ def _figures(
     )
 
 
-def _peak(record: Record | None) -> tuple[int | None, str | None]:
+def peak_of(record: Record | None) -> tuple[int | None, str | None]:
+    """Peak bytes and what they were counted on: ``device allocated``, else ``host``."""
     memory = None if record is None else record.memory
     if memory is None:
         return None, None

@@ -15,7 +15,7 @@ from reports.speedup import window_rates
 SAME_START_TOLERANCE = 1e-3
 """Largest relative difference of first losses that counts as the same start in float32."""
 
-Factor = Literal["precision", "framework"]
+Factor = Literal["precision", "framework", "version"]
 Role = Literal["under test", "by necessity", "confounds", "length", "outcome"]
 
 # Of every setting that no pattern names: it confounds. So a field that is added to the records
@@ -40,6 +40,16 @@ _ROLES: dict[Factor, dict[str, Role]] = {
             f"packages.{name}": "by necessity"
             for name in ("torch", "tensorflow*", "keras", "paddlepaddle*", "triton", "nvidia-*")
         },
+    },
+    # The same arm in two studies: versions may change, the machine and the settings may not.
+    "version": {
+        "harness_version": "under test",
+        "framework_version": "under test",
+        "packages.*": "under test",
+        "environment.python": "under test",
+        "environment.platform": "under test",
+        "precision.effective": "outcome",
+        "evidence.*": "outcome",
     },
 }
 _ROLES_IN_BOTH: dict[str, Role] = {
