@@ -31,6 +31,7 @@ from reports.provenance import (
     machine_section,
     settings_section,
 )
+from reports.quality_section import quality_section
 from reports.results_csv import results_csv
 from reports.same_experiment import same_experiment_section
 from reports.time_section import time_section
@@ -84,6 +85,7 @@ def build_page(results: Results) -> Page:
         loss_section(results),
         yardstick_section(results),
         accuracy_section(results),
+        quality_section(results),
         cast_policy_section(results),
         loss_scale_section(results),
         gradient_section(results),
