@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from harness.config import RunConfig
-    from harness.max_batch import MaxBatch, MaxBatchStudy, Trial
+    from harness.max_batch_result import MaxBatch, MaxBatchStudy, Trial
 
 EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 3, 130
 
@@ -107,7 +107,8 @@ def max_batch(
     Each batch is tried in a process of its own, which may die of it. On a CPU the limit holds for
     the resident memory of the whole process; on a GPU it is the device's memory.
     """
-    from harness.max_batch import FILE_NAME, find_max_batch
+    from harness.max_batch import find_max_batch
+    from harness.max_batch_result import FILE_NAME
     from harness.records import write_json
 
     chosen = tuple(dict.fromkeys(backends)) or COMPARED
@@ -205,7 +206,7 @@ def _study(run: RunConfig, limit_bytes: int | None) -> MaxBatchStudy:
     import harness
     from harness.environment import describe_environment
     from harness.inputs import SYNTHETIC_CLASSES
-    from harness.max_batch import MaxBatchStudy
+    from harness.max_batch_result import MaxBatchStudy
 
     return MaxBatchStudy(
         created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
@@ -265,7 +266,7 @@ def _print(study: MaxBatchStudy, path: Path) -> None:
 def _table(cells: list[MaxBatch]) -> Table:
     from rich.table import Table
 
-    from harness.max_batch import gains
+    from harness.max_batch_result import gains
 
     gain = gains(cells)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -295,7 +296,7 @@ def _table(cells: list[MaxBatch]) -> Table:
 
 def _note(cell: MaxBatch) -> str:
     """What a reader must know beside the figures of a cell."""
-    from harness.max_batch import LARGEST_BATCH
+    from harness.max_batch_result import LARGEST_BATCH
 
     if cell.status != "ok":
         return f"{cell.status}: {cell.reason}"

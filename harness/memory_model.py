@@ -106,7 +106,12 @@ def training_memory(
             precision with float32 master weights.
         optimizer: adam or sgd.
         momentum: of sgd; 0 needs no state.
+
+    Raises:
+        ValueError: the dtype or the optimizer is unknown.
     """
+    if dtype not in _ITEM_BYTES or optimizer not in _SLOTS:
+        raise ValueError(f"nothing is known of the memory of {dtype} and {optimizer}")
     compute_bytes = _ITEM_BYTES[dtype]
     master_bytes = max(compute_bytes, _ITEM_BYTES["float32"])
     parameters = parameter_count(network)

@@ -370,12 +370,12 @@ def read_record(path: Path) -> Record:
     Raises:
         UnreadableRecord: with the file and the first thing that is wrong with it.
     """
-    return _read(path, Record)
+    return read_part(path, Record)
 
 
 def read_study(path: Path) -> Study:
     """Read ``study.json``; raises :class:`UnreadableRecord` as :func:`read_record` does."""
-    return _read(path, Study)
+    return read_part(path, Study)
 
 
 def read_study_records(directory: Path) -> tuple[Study, list[Record]]:
@@ -387,7 +387,8 @@ def read_study_records(directory: Path) -> tuple[Study, list[Record]]:
     return study, records
 
 
-def _read(path: Path, kind: type[P]) -> P:
+def read_part(path: Path, kind: type[P]) -> P:
+    """Read a file that holds one ``kind``; raises :class:`UnreadableRecord` as :func:`read_record`."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -16,16 +16,9 @@ from fake_runs import fake_run
 
 from harness.cli import main
 from harness.config import RunConfig
-from harness.max_batch import (
-    LARGEST_BATCH,
-    MaxBatch,
-    MaxBatchStudy,
-    Trial,
-    find_max_batch,
-    gains,
-    largest_batch,
-)
+from harness.max_batch import find_max_batch, largest_batch
 from harness.max_batch_command import ByteSize
+from harness.max_batch_result import LARGEST_BATCH, MaxBatch, MaxBatchStudy, Trial, gains
 from harness.memory_limit import MemoryLimit
 
 MIB = 2**20
