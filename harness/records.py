@@ -388,7 +388,7 @@ def read_study_records(directory: Path) -> tuple[Study, list[Record]]:
 
 
 def read_part(path: Path, kind: type[P]) -> P:
-    """Read a file that holds one ``kind``; raises :class:`UnreadableRecord` as :func:`read_record`."""
+    """Read a file that holds one ``kind``; raises as :func:`read_record` does."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
