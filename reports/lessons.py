@@ -130,7 +130,9 @@ def _lesson(result: VariantResult, corrected: VariantResult) -> Lesson:
 def _compared(result: VariantResult) -> tuple[Verdict, tuple[ArmFigures, ArmFigures]]:
     # The tables of a comparison show one unlabelled pair a backend.
     pair = [
-        record.model_copy(update={"arm": f"{record.backend}-{record.precision.requested}"})
+        record.model_copy(
+            update={"arm": f"{record.backend}-{record.precision.requested}", "label": ""}
+        )
         for record in (result.fp32, result.amp)
     ]
     (row,) = comparison_table(None, pair)

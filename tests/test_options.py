@@ -23,6 +23,10 @@ FLAGS: dict[str, tuple[str | None, str, Any]] = {
     "--batch-size": ("7", "batch_size", 7),
     "--epochs": ("3", "epochs", 3),
     "--steps": ("44", "steps", 44),
+    "--windows": ("12", "windows", 12),
+    "--no-validate-weights": (None, "validate_weights", False),
+    "--no-diagnose": (None, "diagnose", False),
+    "--trace": (None, "trace", True),
     "--warmup-steps": ("9", "warmup_steps", 9),
     "--window-steps": ("11", "window_steps", 11),
     "--optimizer": ("sgd", "optimizer", "sgd"),
@@ -76,14 +80,15 @@ def test_a_flag_reaches_its_field_and_no_other(flag: str):
 
     expected = value.model_dump() if isinstance(value, LossScalePolicy) else value
     assert plain[field] != expected
-    assert changed == plain | {field: expected} | ({"steps": None} if field == "epochs" else {})
+    other = {"steps": None} if field in ("epochs", "windows") else {}
+    assert changed == plain | {field: expected} | other
 
 
 def test_every_field_of_a_run_has_a_flag_and_every_flag_is_tested():
     fields = {field for _, field, _ in FLAGS.values()}
     options = {option.name for option in main.params} - {"version", "backend", "amp"}
 
-    assert fields == set(RunConfig.model_fields) - {"backend", "precision", "label"}
+    assert fields == set(RunConfig.model_fields) - {"backend", "precision", "variant", "label"}
     assert options == fields | WHERE_AND_HOW
 
 
@@ -186,6 +191,7 @@ RUNS = st.builds(
     st.one_of(
         st.fixed_dictionaries({"steps": st.integers(1, 10**9)}),
         st.fixed_dictionaries({"epochs": st.integers(1, 10**9)}),
+        st.fixed_dictionaries({"windows": st.integers(1, 10**9)}),
     ),
     fields(
         precision=st.sampled_from(["fp32", "amp"]),
@@ -212,6 +218,9 @@ RUNS = st.builds(
         threads=st.none() | st.integers(1, 1024),
         tf32=st.booleans(),
         deterministic=st.booleans(),
+        validate_weights=st.booleans(),
+        diagnose=st.booleans(),
+        trace=st.booleans(),
         timeout_s=st.floats(0, 1e9, exclude_min=True),
     ),
 )

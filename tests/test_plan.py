@@ -1,0 +1,251 @@
+"""The plan of a comparison: which arms, in which order, and when a repetition still fits."""
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from fake_runs import fake_run
+from pydantic import ValidationError
+
+from harness import ladder
+from harness.budget import Budget
+from harness.cli import main
+from harness.config import RunConfig
+from harness.ladder import LADDER, compared_with, ladder_runs
+from harness.plan import Extent, in_turn, plan
+
+
+def mains(*backends: str, **changes: Any) -> list[RunConfig]:
+    return [
+        fake_run(backend=backend, precision=precision, **changes)
+        for backend in backends or ("torch", "paddle")
+        for precision in ("fp32", "amp")
+    ]
+
+
+def groups(extent: Extent, *backends: str) -> list[list[str]]:
+    return [[run.arm for run in group] for group in in_turn(plan(mains(*backends), extent))]
+
+
+# --- arms
+
+
+def test_every_pair_is_measured_once_before_any_is_repeated():
+    assert groups(Extent(repeats=2)) == [
+        ["torch-fp32", "torch-amp"],
+        ["paddle-fp32", "paddle-amp"],
+        ["torch-fp32-repeat1", "torch-amp-repeat1"],
+        ["paddle-fp32-repeat1", "paddle-amp-repeat1"],
+    ]
+
+
+def test_a_further_seed_is_a_repetition_too():
+    planned = plan(mains("torch"), Extent(seeds=2, repeats=3))
+
+    assert [(run.label, run.seed) for run in planned if run.precision == "amp"] == [
+        ("", 0),
+        ("seed1", 1),
+        ("repeat2", 0),
+    ]
+
+
+def test_a_repetition_measures_the_speed_and_nothing_else():
+    first, again = (run for run in plan(mains("torch"), Extent(repeats=2)) if run.arm.count("amp"))
+
+    assert (first.steps, first.windows) == (6, None)
+    assert (again.steps, again.windows, again.validate_weights, again.diagnose) == (
+        *(None, 6),
+        *(False, False),
+    )
+    kept = {"batch_size", "image_size", "optimizer", "lr", "loss_scale", "model", "seed"}
+    assert first.model_dump(include=kept) == again.model_dump(include=kept)
+
+
+def test_a_grid_has_each_combination_once_and_its_first_keeps_the_main_name():
+    extent = Extent(batch_sizes=(4, 8), image_sizes=(16, 32), repeats=1)
+
+    planned = plan(mains("torch"), extent)
+
+    pairs = [(run.variant, run.batch_size, run.image_size) for run in planned]
+    assert pairs[::2] == [("", 4, 16), ("s32", 4, 32), ("b8", 8, 16), ("b8s32", 8, 32)]
+    assert [run.precision for run in planned] == ["fp32", "amp"] * 4
+
+
+def test_models_and_inputs_are_axes_as_well():
+    extent = Extent(models=("lenet", "convnet"), inputs=("cached", "live"), repeats=1)
+
+    assert [group[0] for group in groups(extent, "torch")] == [
+        *("torch-fp32", "torch-fp32-live", "torch-fp32-convnet", "torch-fp32-convnetlive"),
+    ]
+
+
+def test_a_map_spans_half_to_twice_the_batch_and_twice_the_image():
+    planned = plan(mains("torch"), Extent(map=True, repeats=1))
+
+    cells = {(run.batch_size, run.image_size) for run in planned}
+    assert cells == {(batch, size) for batch in (2, 4, 8) for size in (16, 32)}
+    assert {run.windows for run in planned} == {6}
+
+
+def test_a_value_out_of_range_is_refused():
+    with pytest.raises(ValidationError, match="image_size"):
+        plan(mains(), Extent(image_sizes=(4,)))
+
+
+# --- ladder
+
+
+@pytest.mark.parametrize("with_gpu", [False, True])
+@pytest.mark.parametrize("amp_dtype", ["float16", "bfloat16"])
+def test_each_rung_differs_from_the_one_it_is_compared_with_in_its_own_setting(
+    monkeypatch: pytest.MonkeyPatch, with_gpu: bool, amp_dtype: str
+):
+    monkeypatch.setattr(ladder, "has_gpu", lambda: with_gpu)
+    runs = {run.variant: run for run in ladder_runs(fake_run(amp_dtype=amp_dtype))}
+    # A machine without a GPU has no TF32.
+    measured = [variant for variant in runs if with_gpu or variant != "rung1"]
+
+    changed = {}
+    for rung in LADDER[1:]:
+        if rung.variant not in measured:
+            continue
+        below = compared_with(rung, measured, amp_dtype)
+        assert below in measured
+        settings = runs[rung.variant].model_dump()
+        changed[rung.title] = {
+            name
+            for name, value in runs[below].model_dump().items()
+            if settings[name] != value and name != "variant"
+        }
+
+    changes_dtype = {"precision"} if amp_dtype == "float16" else {"precision", "amp_dtype"}
+    assert changed == {
+        **({"TF32": {"tf32"}} if with_gpu else {}),
+        "AMP float16": changes_dtype,
+        "AMP bfloat16": {"amp_dtype"},
+        "channels-last": {"layout"},
+        "twice the batch": {"batch_size"},
+        "compiled": {"compile"},
+    }
+
+
+def test_all_rungs_of_a_backend_take_turns():
+    extent = Extent(ladder=True, repeats=2)
+
+    assert [len(group) for group in groups(extent)] == [len(LADDER)] * 4
+
+
+# --- budget
+
+
+def test_the_first_run_of_a_cell_is_never_refused_and_a_repetition_is_when_it_cannot_fit():
+    now = [100.0]
+    budget = Budget(30, clock=lambda: now[0])
+    first = record_of(prepare_s=5.0, first_step_s=3.0, step_s=1.0)
+    run = fake_run(steps=None, windows=6, warmup_steps=2)
+    again = run.model_copy(update={"label": "repeat1"})
+
+    # 5 s to prepare, 3 s for the first step, 2 of warm-up, 6 windows of 2 steps and 0.5 s of pause.
+    assert budget.refuses([again], [first]) is None
+    now[0] += 4.9
+    assert budget.refuses([again], [first]) is None
+    now[0] += 0.2
+    assert budget.refuses([run], [first]) is None
+    reason = budget.refuses([again], [first])
+    assert reason is not None
+    assert "25 s at least" in reason
+    assert "25 s of the budget of 30 s were left" in reason
+
+
+def test_what_is_left_is_shared_equally():
+    now = [0.0]
+    budget = Budget(60, clock=lambda: now[0])
+
+    assert budget.share_s(3) == 20
+    now[0] = 50.0
+    assert budget.share_s(2) == 5
+    now[0] = 500.0
+    assert budget.share_s(1) == 0
+    assert Budget(None).share_s(3) is None
+
+
+def record_of(*, prepare_s: float, first_step_s: float, step_s: float) -> Any:
+    from harness.records import Record
+
+    def window(index: int, time_s: float, *, warmup: bool) -> dict[str, Any]:
+        return {
+            "index": index,
+            "arm_position": 0,
+            "started_s": 0.0,
+            "steps": 1,
+            "images": 4,
+            "time_s": time_s,
+            "cpu_s": 0.0,
+            "data_wait_s": 0.0,
+            "warmup": warmup,
+        }
+
+    return Record.model_validate(
+        {
+            "arm": "fake-fp32",
+            "status": "ok",
+            "command": "",
+            "created": "",
+            "harness_version": "1",
+            "backend": "fake",
+            "precision": {"requested": "fp32", "dtype": "float32"},
+            "windows": [
+                window(0, first_step_s, warmup=True),
+                *(window(n, step_s, warmup=False) for n in range(1, 5)),
+            ],
+            "throughput": {
+                "images_per_s": 4.0,
+                "warmup_steps": 1,
+                "timed_steps": 4,
+                "data_wait_fraction": 0.0,
+                "threads_in_use": 1.0,
+                "prepare_s": prepare_s,
+                "warmup_s": first_step_s,
+            },
+        }
+    )
+
+
+# --- dry run
+
+
+def dry_run(*words: str) -> Any:
+    result = CliRunner().invoke(main, ["compare", "--dry-run", "--json", *words])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_dry_run_tells_the_arms_and_starts_nothing(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    told = dry_run("--backend", "fake", "--repeats", "2", "--cache-dir", str(tmp_path / "cache"))
+
+    assert [arm["arm"] for arm in told["arms"]] == [
+        *("fake-fp32", "fake-amp", "fake-fp32-repeat1", "fake-amp-repeat1")
+    ]
+    assert told["expected_s"] is None
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_budget_decides_the_length_unless_steps_are_given():
+    (arm, *_) = dry_run("--backend", "fake", "--budget", "90s")["arms"]
+    assert (arm["windows"], arm["steps"]) == (6, None)
+
+    told = dry_run("--backend", "fake", "--budget", "1.5m", "--steps", "40")
+    assert told["budget_s"] == 90
+    assert (told["arms"][0]["windows"], told["arms"][0]["steps"]) == (None, 40)
+
+
+@pytest.mark.parametrize("words", [("--budget", "soon"), ("--budget", "0s"), ("--repeats", "0")])
+def test_a_budget_or_number_that_means_nothing_is_refused(words: tuple[str, ...]):
+    result = CliRunner().invoke(main, ["compare", "--dry-run", *words])
+
+    assert result.exit_code == 2
+    assert words[0] in result.output
