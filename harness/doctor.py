@@ -124,10 +124,11 @@ def measure_peaks(
     """
     results = []
     for framework in frameworks:
-        kind = device.partition(":")[0]
-        if kind == "auto":
-            kind = "cuda" if "cuda" in framework.devices else "cpu"
-        for dtype, run in _peak_runs(framework, kind, device, threads):
+        chosen = device
+        if device == "auto":
+            chosen = "cuda" if "cuda" in framework.devices else "cpu"
+        kind = chosen.partition(":")[0]
+        for dtype, run in _peak_runs(framework, chosen, threads):
             on_step(f"{framework.backend}, {dtype}, {kind}")
             peak, reason = None, None
             try:
@@ -146,8 +147,9 @@ def measure_peaks(
 
 
 def _peak_runs(
-    framework: Framework, kind: str, device: str, threads: int | None
+    framework: Framework, device: str, threads: int | None
 ) -> Iterator[tuple[str, RunConfig]]:
+    kind = device.partition(":")[0]
     dtypes = framework.devices.get(kind, {})
     for dtype in ("float32", "tf32", "float16", "bfloat16"):
         native = "float32" if dtype == "tf32" else dtype
