@@ -78,7 +78,7 @@ def profile_steps(
     profiler.stop()
     if trace is not None:
         _keep(profiler, trace)
-    recorded = _Recorded(paddle.base.core.TracerEventType)
+    recorded = Recorded(paddle.base.core.TracerEventType)
     for thread, root in profiler.profiler_result.get_data().items():
         recorded.add(root, thread)
     operations = shares(recorded.spans)
@@ -120,7 +120,7 @@ def operation_name(recorded: str) -> str:
     return re.sub(r"^pd_op\.|_? (dygraph|kernel launch|infer_meta|node_creation)$", "", recorded)
 
 
-class _Recorded:
+class Recorded:
     """The operations of a recorded tree, and what they started on the device."""
 
     def __init__(self, types: Any) -> None:
