@@ -43,7 +43,7 @@ from harness.protocol import (
 from harness.weights import Weights
 
 _GRID = 4
-PEAK_FLOPS_PER_S = 1e12
+PEAK_FLOPS_PER_S = 2e9
 """Of the imitated device, in every dtype."""
 
 

@@ -280,8 +280,8 @@ def test_measured_peaks_are_kept_in_the_cache(cache: Path):
     kept = {peak.key.dtype: peak for peak in read_peaks(cache / "peaks.json")}
     assert set(kept) == {"float32", "float16", "bfloat16"}
     assert kept["float16"].key.threads == 1
-    # The imitated device does 1 TFLOP/s and cannot be faster; a busy machine may see less.
-    assert 0 < kept["float32"].flops_per_s <= 1.001e12
+    # The imitated device does 2 GFLOP/s and cannot be faster; a busy machine may see less.
+    assert 0 < kept["float32"].flops_per_s <= 2.002e9
 
 
 def test_a_precision_that_does_not_work_is_not_measured(tmp_path: Path):
