@@ -6,6 +6,7 @@ each window has a partner that was measured right beside it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ PAUSE_S = 0.5
 """After this time the threads of an idle worker were seen to have stopped spinning."""
 LONGEST_WINDOW_S = 10.0
 """Of the slower arm, where the number of windows is given and not the number of steps."""
+SHORTEST_WINDOW_S = 0.5
+"""Of the slower arm, however little time is left: shorter ones show the neighbours."""
 
 
 def run_pair(
@@ -147,9 +150,11 @@ def _steps(arms: Sequence[ArmRun], left_s: float | None) -> int:
     steps = max((arm.window_steps for arm in arms), default=1)
     windows = [arm.windows_left for arm in arms if arm.windows_left is not None]
     if windows:
-        steps = min(steps, int(LONGEST_WINDOW_S / max(arm.step_s for arm in arms)))
+        slowest_s = max(arm.step_s for arm in arms)
+        steps = min(steps, int(LONGEST_WINDOW_S / slowest_s))
         if left_s is not None:
             round_s = left_s / max(windows) - PAUSE_S * len(arms)
             # One more step settles each arm.
-            steps = min(steps, int(round_s / sum(arm.step_s for arm in arms)) - 1)
+            fitting = int(round_s / sum(arm.step_s for arm in arms)) - 1
+            steps = min(steps, max(fitting, math.ceil(SHORTEST_WINDOW_S / slowest_s)))
     return max(1, steps)

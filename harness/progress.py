@@ -63,8 +63,9 @@ class ProgressDisplay:
         if self._live:
             self._update(event.arm, event.step, event.total_steps, f"{event.phase}  {details}")
         elif event.loss is not None:
+            of = f" of {event.total_steps}" if event.total_steps is not None else ""
             self._console.print(
-                f"{event.arm}: {event.phase}, step {event.step} of {event.total_steps}, {details}",
+                f"{event.arm}: {event.phase}, step {event.step}{of}, {details}",
                 highlight=False,
                 soft_wrap=True,
             )
