@@ -24,7 +24,7 @@ _HOW = (
     "The target is the worse of the arms' best values, so that all reach it. The time is that of "
     "the training steps until the first validation that is as good, warm-up included, set-up and "
     "validation not. Energy is that time at the mean power of the timed windows, idle power taken "
-    "off. Arms are validated at the end of an epoch, so that the time is known to within one epoch: "
+    "off. Arms are validated at the end of an epoch, so that the time is known within one epoch: "
     "the range beside a ratio is what that leaves open."
 )
 _ONE_SEED = (
