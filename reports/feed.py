@@ -34,8 +34,11 @@ class Feed:
 
     @property
     def input_bound(self) -> bool | None:
-        """Whether the arm waits for images; None where that was not measured."""
-        if self.starved is None or self.wait_fraction is None:
+        """Whether the arm waits for images; None where nothing tells.
+
+        An arm that computed slower alone than it trained met another machine: a load, or a clock.
+        """
+        if self.starved is None or self.wait_fraction is None or self.starved.shown.high < 1:
             return None
         return self.starved.shown.low > 1 and self.wait_fraction >= WAIT_SHARE
 

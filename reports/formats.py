@@ -75,6 +75,11 @@ def mebibytes(value_bytes: int | None) -> str:
     return f"{value_bytes / 2**20:,.0f} MiB"
 
 
+def kibibytes(value_bytes: float | None) -> str:
+    """Bytes as KiB."""
+    return UNKNOWN if value_bytes is None else f"{value_bytes / 2**10:,.0f} KiB"
+
+
 def peak(value_bytes: int | None, source: str | None) -> str:
     """Bytes with what they were counted on: ``300 MiB host``."""
     return mebibytes(value_bytes) if source is None else f"{mebibytes(value_bytes)} {source}"
@@ -86,10 +91,10 @@ def seconds(value_s: float | None) -> str:
 
 
 def duration(value_s: float | None) -> str:
-    """``32.1 ms``, or seconds from one on."""
-    if value_s is None or value_s >= 1:
+    """``32.1 ms``; in seconds from one on, and in microseconds below a millisecond."""
+    if value_s is None or value_s >= 1 or value_s == 0:
         return seconds(value_s)
-    return f"{number(1e3 * value_s)} ms"
+    return f"{number(1e3 * value_s)} ms" if value_s >= 1e-3 else f"{number(1e6 * value_s)} µs"
 
 
 def flops_rate(value_per_s: float | None) -> str:

@@ -135,7 +135,7 @@ def _profiles(records: Sequence[Record]) -> list[Block]:
         for backend, profiles in by_backend.items()
         for profile in profiles.values()
     }
-    blocks += [Paragraph(text=f"Profiled by {source}.") for source in sorted(sources)]
+    blocks += [Paragraph(text=f"Profile of {source}.") for source in sorted(sources)]
     traces = [r.profile.trace for r in records if r.profile and r.profile.trace]
     if traces:
         blocks.append(Paragraph(text=f"Traces within the study's folder: {', '.join(traces)}."))

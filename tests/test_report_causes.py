@@ -129,6 +129,10 @@ def test_an_arm_without_windows_on_a_resident_batch_may_or_may_not_be_input_boun
     assert feed_of(arm("amp", 40, wait=0.9)).input_bound is None
 
 
+def test_an_arm_that_computed_slower_alone_than_it_trained_says_nothing_of_its_input():
+    assert feed_of(arm("amp", 40, compute=20, wait=0.6)).input_bound is None
+
+
 def test_workers_that_would_feed_an_arm_are_rounded_up():
     # Two workers give 42 images/s, 21 each: 100 images/s need 4.76 of them.
     assert loader_workers(arm("amp", 40, loader=live(42)), 100) == 5
