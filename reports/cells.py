@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.max_batch_result import MaxBatchStudy, read_max_batch
 from harness.records import Record, Study, UnreadableRecord, read_record, read_study
 
 NOT_RUN_YET = "not run yet"
@@ -59,6 +60,8 @@ class Results:
     study: Study | None
     cells: tuple[Cell, ...]
     """In planned order, then those that no plan names."""
+    max_batch: MaxBatchStudy | None = None
+    """The largest batches, where ``max-batch`` left its result in the same folder."""
 
     @property
     def records(self) -> list[Record]:
@@ -91,15 +94,17 @@ def read_results(directory: Path) -> Results:
 
     Raises:
         UnreadableRecord: the folder holds neither file, or ``study.json`` (or the single record)
-            cannot be read.
+            or ``max_batch.json`` cannot be read.
     """
+    max_batch = read_max_batch(directory)
     if (directory / "study.json").exists():
         study = read_study(directory / "study.json")
         records, unreadable = _read_records(directory / "records")
-        return Results(study=study, cells=study_cells(study, records, unreadable))
+        cells = study_cells(study, records, unreadable)
+        return Results(study=study, cells=cells, max_batch=max_batch)
     if (directory / "record.json").exists():
         record = read_record(directory / "record.json")
-        return Results(study=None, cells=study_cells(None, [record]))
+        return Results(study=None, cells=study_cells(None, [record]), max_batch=max_batch)
     raise UnreadableRecord(
         f"{directory}: no study.json and no record.json in it; "
         "give the folder that a comparison or a run wrote"

@@ -24,6 +24,7 @@ from reports.measured import (
     missing_section,
     speed_section,
 )
+from reports.memory_section import memory_section
 from reports.provenance import (
     commands_section,
     data_section,
@@ -86,6 +87,7 @@ def build_page(results: Results) -> Page:
         yardstick_section(results),
         accuracy_section(results),
         quality_section(results),
+        memory_section(results),
         cast_policy_section(results),
         loss_scale_section(results),
         gradient_section(results),
