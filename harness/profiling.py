@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, cast, get_args
 
+from harness.protocol import StepProfile
+
 Kind = Literal[
     "convolution",
     "matrix product",
@@ -41,7 +43,7 @@ class Span(NamedTuple):
     """One operation, or what encloses operations, from begin to end."""
 
     track: Hashable
-    """The thread or stream; spans of one track lie apart or inside each other."""
+    """The thread or stream; spans of one thread lie apart or inside each other."""
     start_ns: int
     end_ns: int
     kind: Kind
@@ -107,6 +109,59 @@ def kind_of(name: str, table: Sequence[tuple[str, Kind]]) -> Kind:
         if re.search(pattern, name):
             return kind
     return "other"
+
+
+def step_profile(
+    profiler: str,
+    *,
+    steps: int,
+    step_s: float,
+    phases_s: dict[str, float] | None,
+    operations: Sequence[Share],
+    operation_count: int,
+    kernels: Sequence[Span] | None,
+) -> StepProfile:
+    """The profile of ``steps`` steps.
+
+    Args:
+        profiler: name of the framework's profiler.
+        steps: that it recorded.
+        step_s: wall time of one of them.
+        phases_s: from :func:`timed_phases`; None where forward, backward and update are one.
+        operations: what ran on the host, in all steps.
+        operation_count: how many of those count as operations, in all steps.
+        kernels: kernels and copies on the device, in all steps; None on the CPU.
+    """
+    device_busy_s, count = None, round(operation_count / steps)
+    if kernels is None:
+        source = f"{profiler}: self time of each operation on the thread that ran it"
+    elif kernels:
+        source = f"{profiler}: kernel time on the device, by the operation that started the kernel"
+        operations = [Share(kernel.kind, kernel.end_ns - kernel.start_ns) for kernel in kernels]
+        device_busy_s = busy_s((kernel.start_ns, kernel.end_ns) for kernel in kernels) / steps
+        count = round(len(kernels) / steps)
+    else:
+        source = (
+            f"{profiler}, which recorded no kernel: where the driver lets only administrators "
+            "profile, load it with NVreg_RestrictProfilingToAdminUsers=0"
+        )
+        operations, count = (), None
+    operations_s = seconds_by_kind(operations, steps)
+    if "fused" in operations_s:
+        source += "; what the compiler fused is not told apart"
+    if phases_s is None:
+        source += "; no phases, as one graph holds forward, backward and update"
+    else:
+        source += "; phases from steps without a profiler, the device waited for after each"
+    return StepProfile(
+        source=source,
+        steps=steps,
+        step_s=step_s,
+        phases_s=phases_s,
+        operations_s=operations_s,
+        device_busy_s=device_busy_s,
+        kernels=count,
+    )
 
 
 def timed_phases(

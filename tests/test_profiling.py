@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from typing import Any
 
 import pytest
 from fake_runs import KnownPixels, VirtualTime, fake_run
@@ -17,8 +18,10 @@ from harness.profiling import (
     open_trace,
     seconds_by_kind,
     shares,
+    step_profile,
     timed_phases,
 )
+from harness.protocol import StepProfile
 
 
 def test_an_operation_inside_another_one_counts_once():
@@ -103,6 +106,46 @@ def test_the_device_is_busy_while_any_kernel_runs():
     # [0, 15) by two that overlap, [20, 30), and one that lies inside the first: 25 ns.
     assert busy_s([(5, 15), (20, 30), (0, 10), (2, 3)]) == pytest.approx(25e-9)
     assert busy_s([]) == 0
+
+
+def profile_of(kernels: list[Span] | None, **changes: Any) -> StepProfile:
+    values: dict[str, Any] = {"steps": 2, "step_s": 1.0, "phases_s": None, "operation_count": 6}
+    values |= {"operations": [Share("convolution", 4_000_000_000)], "kernels": kernels}
+    return step_profile("made", **values | changes)
+
+
+def test_on_a_cpu_operations_are_counted_and_no_device_is_busy():
+    profile = profile_of(None)
+
+    assert (profile.operations_s, profile.kernels) == ({"convolution": 2.0}, 3)
+    assert profile.device_busy_s is None
+
+
+def test_on_a_device_its_kernels_are_counted_and_overlaps_once():
+    second = 1_000_000_000
+    kernels = [Span(1, 0, 3 * second, "convolution"), Span(2, second, 5 * second, "copy")]
+
+    profile = profile_of(kernels)
+
+    assert profile.operations_s == {"copy": 2.0, "convolution": 1.5}
+    assert (profile.device_busy_s, profile.kernels) == (2.5, 1)
+
+
+def test_a_device_whose_kernels_nobody_may_see_is_unknown_and_not_idle():
+    profile = profile_of([])
+
+    assert (profile.operations_s, profile.device_busy_s, profile.kernels) == ({}, None, None)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in profile.source
+
+
+def test_a_profile_says_what_it_cannot_tell_apart():
+    fused = profile_of(None, operations=[Share("fused", 1)])
+    phases = profile_of(None, phases_s={"input": 1.0})
+
+    assert "fused is not told apart" in fused.source
+    assert "fused" not in phases.source
+    assert "no phases" in fused.source
+    assert "without a profiler" in phases.source
 
 
 def test_the_first_pattern_that_fits_tells_the_kind():

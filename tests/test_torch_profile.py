@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from backends.pytorch.backend import TorchBackend
-from backends.pytorch.profile import kernel_shares, operation_kind
+from backends.pytorch.profile import kernel_spans, operation_kind
 from harness.config import RunConfig
 from harness.networks import build_network
-from harness.profiling import Share
+from harness.profiling import Share, Span
 from harness.weights import initial_weights
 
 pytestmark = pytest.mark.torch
@@ -176,11 +176,11 @@ def test_a_kernel_is_of_the_kind_of_the_operation_that_launched_it():
         event("triton_poi_fused_add_0", 165, 170, 4, 0),
     ]
 
-    assert kernel_shares(kernels, operations, by_operation) == [
-        Share("convolution", 50),
-        Share("elementwise", 10),
-        Share("copy", 5),
-        Share("fused", 5),
+    assert kernel_spans(kernels, operations, by_operation) == [
+        Span("device", 100, 150, "convolution"),
+        Span("device", 150, 160, "elementwise"),
+        Span("device", 160, 165, "copy"),
+        Span("device", 165, 170, "fused"),
     ]
 
 

@@ -14,13 +14,11 @@ from typing import Any
 from harness.profiling import (
     Kind,
     Phase,
-    Share,
     Span,
-    busy_s,
     kind_of,
     open_trace,
-    seconds_by_kind,
     shares,
+    step_profile,
     timed_phases,
 )
 from harness.protocol import StepProfile
@@ -82,29 +80,25 @@ def profile_steps(
     for thread, root in profiler.profiler_result.get_data().items():
         recorded.add(root, thread)
     operations = shares(recorded.spans)
-    source = "paddle.profiler: self time of each operation on the thread that ran it"
-    device_busy_s, count = None, recorded.launches
+    kernels = None
     if on_cuda:
-        source = (
-            "paddle.profiler: kernel time on the GPU, by the operation that launched the kernel"
-        )
-        operations = [
-            Share(
-                kind_of(node.name, KERNEL_KINDS) if launcher is None else operations[launcher].kind,
-                node.end_ns - node.start_ns,
+        kernels = [
+            Span(
+                "device",
+                started.start_ns,
+                started.end_ns,
+                kind_of(started.name, KERNEL_KINDS) if by is None else operations[by].kind,
             )
-            for launcher, node in recorded.on_device
+            for by, started in recorded.on_device
         ]
-        intervals = ((node.start_ns, node.end_ns) for _, node in recorded.on_device)
-        device_busy_s, count = busy_s(intervals) / steps, len(recorded.on_device)
-    return StepProfile(
-        source=f"{source}; phases from steps without a profiler, the device waited for after each",
+    return step_profile(
+        "paddle.profiler",
         steps=steps,
         step_s=step_s,
         phases_s=timed_phases(phases, steps=steps, synchronize=synchronize),
-        operations_s=seconds_by_kind(operations, steps),
-        device_busy_s=device_busy_s,
-        kernels=round(count / steps),
+        operations=operations,
+        operation_count=recorded.launches,
+        kernels=kernels,
     )
 
 

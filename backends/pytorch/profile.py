@@ -13,10 +13,9 @@ from harness.profiling import (
     Phase,
     Share,
     Span,
-    busy_s,
     kind_of,
-    seconds_by_kind,
     shares,
+    step_profile,
     timed_phases,
 )
 from harness.protocol import StepProfile
@@ -87,28 +86,22 @@ def profile_steps(
         and not event.linked_correlation_id()
     ]
     by_operation = shares([_span(operation) for operation in operations])
-    source = "torch.profiler: self time of each operation on the thread that called it"
-    device_busy_s = None
+    kernels = None
     if on_cuda:
-        source = "torch.profiler: kernel time on the GPU, by the operation that started the kernel"
-        kernels = [
+        on_device = [
             event
             for event in events
             if event.device_type() == device_type.CUDA and not event.is_user_annotation()
         ]
-        by_operation = kernel_shares(kernels, operations, by_operation)
-        device_busy_s = busy_s((k.start_ns(), k.end_ns()) for k in kernels) / steps
-        count = len(kernels)
-    else:
-        count = _outermost(operations)
-    return StepProfile(
-        source=f"{source}; phases from steps without a profiler, the device waited for after each",
+        kernels = kernel_spans(on_device, operations, by_operation)
+    return step_profile(
+        "torch.profiler",
         steps=steps,
         step_s=step_s,
         phases_s=timed_phases(phases, steps=steps, synchronize=synchronize),
-        operations_s=seconds_by_kind(by_operation, steps),
-        device_busy_s=device_busy_s,
-        kernels=round(count / steps),
+        operations=by_operation,
+        operation_count=_outermost(operations),
+        kernels=kernels,
     )
 
 
@@ -120,10 +113,10 @@ def operation_kind(name: str, dtypes: list[str]) -> Kind:
     return kind_of(name, KINDS)
 
 
-def kernel_shares(
-    kernels: Sequence[Any], operations: Sequence[Any], by_operation: Sequence[Share]
-) -> list[Share]:
-    """The time of each kernel or copy on the GPU, with the kind of the operation it is of.
+def kernel_spans(
+    on_device: Sequence[Any], operations: Sequence[Any], by_operation: Sequence[Share]
+) -> list[Span]:
+    """Each kernel or copy on the GPU with the kind of the operation it is of.
 
     All are events of the profiler; ``by_operation`` belongs to ``operations``, one to one.
     """
@@ -132,11 +125,13 @@ def kernel_shares(
         for operation, share in zip(operations, by_operation, strict=True)
     }
     return [
-        Share(
-            launched_by.get(kernel.linked_correlation_id()) or kind_of(kernel.name(), KERNEL_KINDS),
-            kernel.end_ns() - kernel.start_ns(),
+        Span(
+            "device",
+            event.start_ns(),
+            event.end_ns(),
+            launched_by.get(event.linked_correlation_id()) or kind_of(event.name(), KERNEL_KINDS),
         )
-        for kernel in kernels
+        for event in on_device
     ]
 
 

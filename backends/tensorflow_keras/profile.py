@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 from backends.tensorflow_keras.evidence import layer_scope
 from harness.profiling import (
     Kind,
-    Share,
     Span,
-    busy_s,
     kind_of,
     open_trace,
-    seconds_by_kind,
     shares,
+    step_profile,
 )
 from harness.protocol import StepProfile
 
@@ -111,38 +109,31 @@ def profile_steps(
         events = list(_read(recorded))
     if trace is not None:
         _write_trace(events, trace)
-    device_busy_s = None
+    spans = [
+        Span(event.track, event.start_ns, event.end_ns, kind)
+        for event in events
+        if (kind := _host_kind(event, batch_norms)) is not None
+    ]
+    kernels = None
     if on_cuda:
-        source = "tf.profiler: kernel time on the GPU, by the operation that started the kernel"
         kernels = [
-            event
+            Span(
+                event.track,
+                event.start_ns,
+                event.end_ns,
+                kernel_kind(event.name, event.details, batch_norms),
+            )
             for event in events
             if event.track[0].startswith("/device:GPU") and event.line.startswith("Stream")
         ]
-        parts = [
-            Share(
-                kernel_kind(event.name, event.details, batch_norms), event.end_ns - event.start_ns
-            )
-            for event in kernels
-        ]
-        count = len(kernels)
-        device_busy_s = busy_s((event.start_ns, event.end_ns) for event in kernels) / steps
-    else:
-        source = "tf.profiler: time of each operation on the thread that ran it, several at once"
-        spans = [
-            Span(event.track, event.start_ns, event.end_ns, kind)
-            for event in events
-            if (kind := _host_kind(event, batch_norms)) is not None
-        ]
-        parts, count = shares(spans), len(spans)
-    return StepProfile(
-        source=f"{source}; a graph runs forward, backward and update as one, so no phases",
+    return step_profile(
+        "tf.profiler",
         steps=steps,
         step_s=step_s,
         phases_s=None,
-        operations_s=seconds_by_kind(parts, steps),
-        device_busy_s=device_busy_s,
-        kernels=round(count / steps),
+        operations=shares(spans),
+        operation_count=len(spans),
+        kernels=kernels,
     )
 
 
