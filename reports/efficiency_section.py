@@ -167,15 +167,25 @@ def _conditions_table(records: Sequence[Record]) -> Table:
                 ", ".join(throttle_reasons(timed)) or ("none" if power_w else UNKNOWN),
             )
         )
-    return Table(
+    return _told(
         caption="The machine in the timed windows: median, and lowest to highest where it moved",
         columns=(
             "Arm", "CPUs busy with other work", "CPU MHz", "GPU MHz", "GPU °C", "GPU W",
             "Clock lowered by",
         ),
-        rows=tuple(rows),
-        numeric=True,
+        rows=rows,
     )  # fmt: skip
+
+
+def _told(*, caption: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    """A table without the columns of which no row knows anything, such as a GPU's on a CPU."""
+    kept = [i for i in range(len(columns)) if any(row[i] != UNKNOWN for row in rows)]
+    return Table(
+        caption=caption,
+        columns=tuple(columns[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in rows),
+        numeric=True,
+    )
 
 
 def _spread(values: Iterable[float | None]) -> str:
@@ -202,15 +212,14 @@ def _windows_table(records: Sequence[Record]) -> Table:
                     count(seen.device_clock_mhz),
                     count(seen.device_temperature_c),
                     number(seen.device_power_w),
-                    ", ".join(seen.throttle_reasons),
+                    ", ".join(seen.throttle_reasons) or UNKNOWN,
                 )
             )
-    return Table(
+    return _told(
         caption="Speed and conditions, window by window",
         columns=(
             "Arm, window", "Images/s", "CPUs busy with other work", "CPU MHz", "GPU MHz", "GPU °C",
             "GPU W", "Clock lowered by",
         ),
-        rows=tuple(rows),
-        numeric=True,
+        rows=rows,
     )  # fmt: skip

@@ -174,7 +174,6 @@ def test_clocks_and_throttling_stand_beside_the_windows():
         (
             "torch-fp32",
             "0.10",
-            "–",
             "1,980 (1,755 to 1,980)",
             "66 (60 to 70)",
             "600",
@@ -188,12 +187,19 @@ def test_clocks_and_throttling_stand_beside_the_windows():
         "torch-fp32, 3",
         "44.0",
         "0.10",
-        "–",
         "1,755",
         "70",
         "600",
         "SW power cap, HW slowdown",
     )
+
+
+def test_a_cpu_has_no_columns_of_a_gpu():
+    record = watched(ok_record(), *[{"background_cpus": 0.2}] * 3)
+
+    found = table(section_of(record), "machine in the timed windows")
+    assert found.columns == ("Arm", "CPUs busy with other work")
+    assert found.rows == (("torch-fp32", "0.20"),)
 
 
 def test_a_gpu_that_never_slowed_says_none():
