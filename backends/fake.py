@@ -265,7 +265,8 @@ class FakeBackend:
         """What a step takes, as told and not as measured; nothing is trained."""
         step_s = self._behaviour.step_time_s.get(self._run.precision, 0.0)
         told = self._behaviour.operations_s.get(self._run.precision)
-        operations_s = {"convolution": step_s} if told is None else told
+        whole = {"convolution": step_s} if step_s else {}
+        operations_s = whole if told is None else told
         if trace is not None:
             rows = [
                 {"ph": "X", "name": kind, "pid": 0, "tid": 0, "ts": 0, "dur": seconds * 1e6}

@@ -204,7 +204,10 @@ def test_a_trace_is_compressed_if_its_name_says_so(tmp_path):
             assert file.read() == b"{}"
 
 
-def test_an_arm_profiles_its_next_batch_and_names_the_trace(tmp_path):
+def test_an_arm_profiles_its_next_batch_and_names_the_trace(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AMP_HARNESS_FAKE", '{"step_time_s": {"fp32": 0.5}}')
     arm = Arm(fake_run(), FakeBackend(), KnownPixels())
     arm.prepare()
     trace = tmp_path / "traces" / "fake.json.gz"
