@@ -45,8 +45,10 @@ class ArmChange:
     """Medians over the windows of all processes."""
     change: Change | None
     """Of images/s; shown where it is confounded, too."""
+    speedups: Sides
+    """AMP's over fp32, of the AMP arm."""
     speedup: Change | None
-    """Of AMP's speedup over fp32, in the row of the AMP arm."""
+    """Of :attr:`speedups`."""
     final_loss: Sides
     """Training loss at the last step that both took."""
     val_loss: Sides
@@ -163,6 +165,7 @@ def _change(
         else ("confounded" if confounded else change.outcome(margin)),
         images_per_s=Sides(before=_median(rates[0]), after=_median(rates[1])),
         change=change,
+        speedups=Sides(before=was and was.ratio, after=now and now.ratio),
         speedup=speedup,
         final_loss=_final_losses(a, b),
         val_loss=_sides(a, b, lambda accuracy: accuracy.val_loss),

@@ -24,33 +24,19 @@ def diff_json(diff: StudyDiff) -> str:
 
 
 def render_diff(diff: StudyDiff) -> RenderableType:
-    """A line an arm, then what differs and what got worse; text from records is never markup."""
+    """The figures of each arm, what differs, what got worse; no text from records is markup."""
     from rich.console import Group
     from rich.table import Table as ConsoleTable
     from rich.text import Text
 
-    columns = (
-        "arm", "images/s", "change", "AMP's speedup", "outcome", "final loss", "val. loss",
-        "peak MiB",
-    )  # fmt: skip
     table = ConsoleTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in columns:
-        table.add_column(heading, overflow="fold")
+    for heading in ("arm", "figure", "before", "after", "change"):
+        flush = "right" if heading in ("before", "after") else "left"
+        table.add_column(heading, justify=flush, overflow="fold")
     for arm in diff.arms:
-        mebibytes = Sides(
-            before=_mebibytes(arm.peak_bytes.before), after=_mebibytes(arm.peak_bytes.after)
-        )
-        cells = (
-            arm.arm,
-            _both(arm.images_per_s),
-            _shown(arm.change),
-            _shown(arm.speedup),
-            arm.outcome,
-            _both(arm.final_loss),
-            _both(arm.val_loss),
-            _both(mebibytes),
-        )
-        table.add_row(*(Text(formats.printable(cell)) for cell in cells))
+        for i, cells in enumerate(_figures(arm)):
+            name = formats.printable(arm.arm) if i == 0 else ""
+            table.add_row(Text(name, style="bold"), *(Text(cell) for cell in cells))
     lines = [
         *(f"{arm.arm}: {note}" for arm in diff.arms for note in arm.notes),
         *_difference_lines(diff.arms),
@@ -76,10 +62,21 @@ def _difference_lines(arms: Sequence[ArmChange]) -> Iterator[str]:
         yield text if len(names) == len(arms) else f"{', '.join(names)}: {text}"
 
 
-def _both(sides: Sides) -> str:
-    if sides.before is None and sides.after is None:
-        return formats.UNKNOWN
-    return f"{formats.number(sides.before)} → {formats.number(sides.after)}"
+def _figures(arm: ArmChange) -> Iterator[tuple[str, str, str, str]]:
+    """Name of a figure, its two values and their change, of those that one side has."""
+    rate = f"{_shown(arm.change)} {arm.outcome}"
+    peaks = (_mebibytes(arm.peak_bytes.before), _mebibytes(arm.peak_bytes.after))
+    figures = (
+        ("images/s", arm.images_per_s, rate),
+        ("AMP's speedup", arm.speedups, _shown(arm.speedup)),
+        ("final loss", arm.final_loss, ""),
+        ("validation loss", arm.val_loss, ""),
+        ("validation top-1", arm.val_top1, ""),
+        ("peak MiB", Sides(before=peaks[0], after=peaks[1]), ""),
+    )
+    for name, sides, change in figures:
+        if name == "images/s" or (sides.before, sides.after) != (None, None):
+            yield name, formats.number(sides.before), formats.number(sides.after), change
 
 
 def _shown(change: Change | None) -> str:
