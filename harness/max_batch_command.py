@@ -206,6 +206,7 @@ def _study(run: RunConfig, limit_bytes: int | None) -> MaxBatchStudy:
     import harness
     from harness.environment import describe_environment
     from harness.inputs import SYNTHETIC_CLASSES
+    from harness.max_batch import TRIAL_VARIABLES
     from harness.max_batch_result import MaxBatchStudy
 
     return MaxBatchStudy(
@@ -218,6 +219,7 @@ def _study(run: RunConfig, limit_bytes: int | None) -> MaxBatchStudy:
         optimizer=run.optimizer,
         device=run.device,
         memory_limit_bytes=limit_bytes,
+        trial_variables=TRIAL_VARIABLES,
         environment=describe_environment(),
     )
 
@@ -260,6 +262,13 @@ def _print(study: MaxBatchStudy, path: Path) -> None:
         if note := _note(cell):
             style = {"ok": "", "unavailable": "yellow", "failed": "bold red"}[cell.status]
             console.print(Text(f"{cell.backend} {cell.dtype}: {note}", style=style))
+    if study.device == "cpu":
+        variables = " ".join(f"{name}={value}" for name, value in study.trial_variables.items())
+        console.print(
+            f"The trials ran with {variables}; without it the C library keeps freed memory, and a "
+            "run needs more.",
+            highlight=False,
+        )
     console.print(f"result: {path}", highlight=False, soft_wrap=True)
 
 
@@ -269,28 +278,26 @@ def _table(cells: list[MaxBatch]) -> Table:
     from harness.max_batch_result import gains
 
     gain = gains(cells)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("backend")
-    table.add_column("dtype")
-    headings = ("largest batch", "gain", "peak", "KiB/image", "estimated", "batch", "off")
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("backend", "dtype"):
+        table.add_column(heading)
+    figures = ("batch", "step", "gain", "peak MiB", "KiB/img", "est.", "off", "est. KiB")
+    for heading in figures:
+        table.add_column(heading, justify="right")
     for cell in cells:
-        in_step = f"{cell.largest_batch:,} (+{cell.batch_step})" if cell.largest_batch else _UNKNOWN
         pays = cell.precision == "amp" and cell.backend in gain
         table.add_row(
             cell.backend,
             cell.dtype,
-            in_step,
+            _count(cell.largest_batch),
+            _count(cell.batch_step),
             f"×{gain[cell.backend]:.2f}" if pays else "",
-            _UNKNOWN if cell.peak_bytes is None else _mib(cell.peak_bytes),
+            _count(None if cell.peak_bytes is None else cell.peak_bytes / 2**20),
             _kib(cell.bytes_per_image),
-            _kib(cell.estimated_bytes_per_image),
-            _UNKNOWN if cell.estimated_batch is None else f"{cell.estimated_batch:,}",
+            _count(cell.estimated_batch),
             _UNKNOWN if cell.estimate_off is None else f"{cell.estimate_off:+.0%}",
+            _kib(cell.estimated_bytes_per_image),
         )
-    for column in table.columns:
-        column.no_wrap = True
     return table
 
 
@@ -313,4 +320,8 @@ def _mib(value_bytes: int) -> str:
 
 
 def _kib(value_bytes: float | None) -> str:
-    return _UNKNOWN if value_bytes is None else f"{value_bytes / 2**10:,.0f}"
+    return _count(None if value_bytes is None else value_bytes / 2**10)
+
+
+def _count(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:,.0f}"

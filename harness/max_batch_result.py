@@ -96,6 +96,8 @@ class MaxBatchStudy(_Part):
     optimizer: str
     device: str
     memory_limit_bytes: int | None
+    trial_variables: dict[str, str]
+    """Environment variables that the trials were given beside those of every run."""
     environment: EnvironmentPart
     cells: list[MaxBatch] = []
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -61,8 +62,17 @@ class WorkerProcess:
     Use as a context manager: on leaving, the process and all its children are gone.
     """
 
-    def __init__(self, run: RunConfig, *, python: str, log: Path) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        *,
+        python: str,
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """Start the worker of ``run`` with the interpreter ``python``; its output goes to ``log``.
+
+        ``variables`` are set in its environment beside those of every worker.
 
         Raises:
             WorkerFailed: the interpreter cannot be started.
@@ -77,7 +87,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=worker_variables(run, os.environ),
+                env=worker_variables(run, os.environ) | dict(variables or {}),
                 # Ctrl-C belongs to the parent alone, which then ends the workers in order.
                 start_new_session=True,
             )

@@ -75,6 +75,7 @@ def max_batches(*cells: MaxBatch, **changes: Any) -> MaxBatchStudy:
         "optimizer": "adam",
         "device": "cpu",
         "memory_limit_bytes": 800 * MIB,
+        "trial_variables": {},
         "environment": environment_part(),
     }
     return MaxBatchStudy(**values | changes, cells=[*cells])
