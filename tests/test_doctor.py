@@ -40,9 +40,11 @@ def write(path: Path, text: str) -> None:
 def test_the_tightest_limit_of_all_control_groups_counts(tmp_path: Path):
     write(tmp_path / "proc/self/cgroup", "0::/user.slice/job\n")
     root = tmp_path / "sys/fs/cgroup"
+    write(root / "cpu.max", "400000 100000\n")
     write(root / "user.slice/cpu.max", "150000 100000\n")
-    write(root / "user.slice/memory.max", "max\n")
+    write(root / "memory.max", "max\n")
     write(root / "user.slice/job/cpu.max", "max 100000\n")
+    write(root / "user.slice/memory.max", "8589934592\n")
     write(root / "user.slice/job/memory.max", "4294967296\n")
 
     limits = cgroup_limits(sys=tmp_path / "sys", proc=tmp_path / "proc")
