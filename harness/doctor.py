@@ -53,6 +53,7 @@ class PeakResult(BaseModel):
     backend: str
     device: str
     dtype: str
+    """``all`` where the device is missing."""
     peak: MeasuredPeak | None
     reason: str | None
     """Why there is none."""
@@ -121,13 +122,23 @@ def measure_peaks(
     Args:
         device: as in ``RunConfig``; ``auto`` is the GPU where the framework has one.
         threads: CPU threads; None: all usable.
+
+    Raises:
+        pydantic.ValidationError: ``device`` or ``threads`` cannot be.
     """
     results = []
     for framework in frameworks:
         chosen = device
         if device == "auto":
             chosen = "cuda" if "cuda" in framework.devices else "cpu"
-        kind = chosen.partition(":")[0]
+        kind = RunConfig(backend=framework.backend, steps=1, device=chosen).device.partition(":")[0]
+        if framework.reason is None and kind not in framework.devices:
+            reason = f"{framework.backend} finds no {kind} device"
+            results.append(
+                PeakResult(
+                    backend=framework.backend, device=kind, dtype="all", peak=None, reason=reason
+                )
+            )
         for dtype, run in _peak_runs(framework, chosen, threads):
             on_step(f"{framework.backend}, {dtype}, {kind}")
             peak, reason = None, None

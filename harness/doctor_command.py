@@ -43,6 +43,8 @@ def doctor(
     as_json: bool,
 ) -> None:
     """Tell what runs on this machine, what does not and why, and what would improve its figures."""
+    from pydantic import ValidationError
+
     from datasets.places import cache_root
     from harness.doctor import diagnose, measure_peaks
     from harness.peaks import UnreadablePeaks, peaks_file
@@ -59,7 +61,10 @@ def doctor(
             peaks = measure_peaks(
                 found.frameworks, device=device, threads=threads, file=file, on_step=on_step
             )
-        except (UnreadablePeaks, OSError, ValueError) as error:
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise click.UsageError(f"--{first['loc'][0]}: {first['msg']}") from error
+        except (UnreadablePeaks, OSError) as error:
             raise click.UsageError(str(error)) from error
         found = found.model_copy(update={"peaks": peaks})
     if as_json:

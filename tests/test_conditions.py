@@ -11,11 +11,14 @@ import psutil
 import pynvml
 import pytest
 from fake_nvml import UUID, FakeNvml
+from fake_runs import fake_run, synthetic_input
 
 from harness import conditions, gpu
 from harness.conditions import BackgroundLoad, Conditions, own_cpu_s
+from harness.energy import prepare_meter
 from harness.gpu import THROTTLE_REASONS, Gpu, GpuMemoryWatch
-from harness.records import WindowConditions
+from harness.records import EnergyPart, Window, WindowConditions
+from harness.worker_process import WorkerProcess
 
 
 @pytest.fixture
@@ -286,3 +289,43 @@ def test_a_nominal_clock_is_not_called_a_measured_one(
 
     (tmp_path / "cpufreq").mkdir()
     assert conditions.cpu_clock_mhz() == 2600.0
+
+
+# --- in a worker
+
+
+def test_every_window_of_a_worker_carries_its_conditions(tmp_path: Path):
+    run = fake_run(input="synthetic", steps=40)
+    with WorkerProcess(run, python=sys.executable, log=tmp_path / "log") as worker:
+        prepared = worker.ask(
+            "prepare",
+            run=run.model_dump(mode="json"),
+            spec=synthetic_input().spec.model_dump(mode="json"),
+        )
+        answer = worker.ask("window", steps=2, warmup=False, arm_position=0)
+        worker.ask("close")
+
+    window = Window.model_validate(answer["result"]["window"])
+    energy = EnergyPart.model_validate(prepared["energy"])
+    assert window.conditions is not None
+    # Either there is a counter and it was read, or there is a reason.
+    assert (window.conditions.energy_joules is None) == (energy.reason is not None)
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_tells_its_clock_temperature_and_power():
+    device = gpu.gpus()[0]
+    assert gpu.find_gpu(device.uuid) is not None
+    meter, energy = prepare_meter("cuda", device)
+    watch = Conditions(gpu=device, meter=meter)
+    watch.start()
+    time.sleep(1.0)
+    seen = watch.stop()
+
+    assert seen.device_clock_mhz is not None
+    assert 100 < seen.device_clock_mhz < 5000
+    assert seen.device_temperature_c is not None
+    assert 10 < seen.device_temperature_c < 110
+    if energy.idle_w is not None and seen.energy_joules is not None:
+        # One second of a GPU without work, within a factor of two of a moment before.
+        assert energy.idle_w / 2 < seen.energy_joules < energy.idle_w * 2

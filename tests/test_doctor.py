@@ -319,3 +319,28 @@ def test_the_findings_are_printed_for_people_too():
     assert result.exit_code == 0
     assert "float16   works" in result.stdout
     assert "NVIDIA driver" in result.stdout
+
+
+def test_a_device_that_a_framework_lacks_is_told():
+    (peak,) = doctor("--measure-peak", "--device", "cuda")["peaks"]
+
+    assert (peak["dtype"], peak["reason"]) == ("all", "fake finds no cuda device")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--device", "tpu"), ("--threads", "0")])
+def test_a_peak_is_asked_for_on_a_device_that_can_be(option: str, value: str):
+    result = CliRunner().invoke(
+        main, ["doctor", "--backend", "fake", "--measure-peak", option, value]
+    )
+
+    assert result.exit_code == 2
+    assert f"{option}: " in result.stderr
+
+
+def test_a_broken_file_of_peaks_is_told_with_the_remedy(cache: Path):
+    write(cache / "peaks.json", "not JSON")
+
+    result = CliRunner().invoke(main, ["doctor", "--backend", "fake", "--measure-peak"])
+
+    assert result.exit_code == 2
+    assert "delete it and measure again" in result.stderr

@@ -1,5 +1,6 @@
 """Peaks: published ones against the hardware's units and clocks, measured ones in made time."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_runs import fake_run, synthetic_input
 
 from harness.config import RunConfig
+from harness.environment import describe_environment
 from harness.peaks import (
     MeasuredPeak,
     PeakKey,
@@ -21,6 +24,8 @@ from harness.peaks import (
     read_peaks,
 )
 from harness.protocol import InForce
+from harness.records import Record
+from harness.runner import run_arm
 
 KEY = PeakKey(
     device="Example CPU", backend="torch", framework_version="2.13.0", dtype="float32", threads=2
@@ -186,6 +191,44 @@ def test_a_broken_file_is_named_with_the_remedy(tmp_path: Path, content: str):
 
     with pytest.raises(UnreadablePeaks, match=r"peaks\.json: .*delete it and measure again"):
         known_peak(KEY, file=file)
+
+
+def fake_record(tmp_path: Path, **changes: Any) -> Record:
+    """A finished run of the fake backend, written up by the parent."""
+    return run_arm(
+        fake_run(input="synthetic", threads=2, **changes),
+        synthetic_input(),
+        python=sys.executable,
+        log=tmp_path / "log",
+        command="python -m harness",
+        on_event=lambda _: None,
+    )
+
+
+def test_a_record_holds_the_peak_of_its_own_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AMP_HARNESS_CACHE", str(tmp_path))
+    own = {"device": describe_environment().cpu, "backend": "fake", "framework_version": "1"}
+    keep_peak(measured(5e10, **own), file=tmp_path / "peaks.json")
+    keep_peak(measured(9e10, **own, dtype="float16"), file=tmp_path / "peaks.json")
+
+    fp32, amp = (fake_record(tmp_path, precision=precision) for precision in ("fp32", "amp"))
+
+    assert fp32.peak is not None
+    assert fp32.peak.flops_per_s == 5e10
+    assert amp.peak is not None
+    assert amp.peak.flops_per_s == 9e10
+
+
+def test_a_broken_file_of_peaks_costs_a_record_nothing_but_its_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AMP_HARNESS_CACHE", str(tmp_path))
+    (tmp_path / "peaks.json").write_text("{")
+
+    record = fake_record(tmp_path)
+
+    assert (record.status, record.peak) == ("ok", None)
+    assert any("delete it and measure again" in warning for warning in record.warnings)
 
 
 # --- measured
