@@ -211,6 +211,7 @@ def test_every_difference_stands_folded_on_the_page_with_its_values(tmp_path: Pa
     study = study_of("torch-fp32", "torch-amp")
     html = write_report(write_study(tmp_path, study, *records)).html.read_text("utf-8")
 
-    folded = html.partition("<details>")[2].partition("</details>")[0]
+    same_experiment = html.partition('id="same"')[2]
+    folded = same_experiment.partition("<details>")[2].partition("</details>")[0]
     assert "<td>layout</td><td>nchw</td><td>nhwc</td><td>confounds</td>" in folded
     assert "<td>precision</td><td>fp32</td><td>amp</td><td>under test</td>" in folded
