@@ -62,8 +62,7 @@ def largest_batch(fits: Callable[[int], bool], *, step: int | None) -> tuple[int
         low = SMALLEST_BATCH - 1
     step = step or max(1, low // 16)
     while high - low > step:
-        # A multiple of the step above the last that fits, so that two searches meet.
-        middle = low + max(1, (high - low) // (2 * step)) * step
+        middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return (low if low >= SMALLEST_BATCH else None), step
 
