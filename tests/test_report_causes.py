@@ -74,7 +74,7 @@ def profile(
     *,
     busy_s: float | None = None,
     phases: dict[str, float] | None = None,
-    **ops: float,
+    **operations_s: Any,
 ) -> ProfilePart:
     """A profiled step; names of kinds are given with underscores."""
     return ProfilePart(
@@ -82,7 +82,7 @@ def profile(
         steps=3,
         step_s=step_s,
         phases_s=phases,
-        operations_s={name.replace("_", " "): time_s for name, time_s in ops.items()},
+        operations_s={name.replace("_", " "): time_s for name, time_s in operations_s.items()},
         device_busy_s=busy_s,
         kernels=None if busy_s is None else 1200,
     )

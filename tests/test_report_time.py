@@ -1,12 +1,14 @@
 """The section that tells where the time goes, in the words and figures of the page."""
 
 from pathlib import Path
+from typing import Any
 
 from report_records import ok_record, study_of, write_study
 from test_report_causes import arm, live, profile
 
 from harness.records import Record
 from reports import write_report
+from reports.blocks import Table
 from reports.cells import Results, study_cells
 from reports.comparison import comparison_rows
 from reports.time_section import time_section
@@ -20,7 +22,7 @@ def tables_of(*records: Record) -> dict[str, list[tuple[str, ...]]]:
     return {
         block.caption.split(",")[0].split(":")[0]: list(block.rows)
         for block in section.blocks
-        if block.block == "table"
+        if isinstance(block, Table)
     }
 
 
@@ -78,7 +80,7 @@ def test_a_profiled_step_is_shown_side_by_side_with_quotients():
 
 
 def test_the_page_draws_the_operations_and_says_why(tmp_path: Path):
-    ops = {f"kind_{i}": 0.001 for i in range(8)}
+    ops: dict[str, Any] = {f"kind_{i}": 0.001 for i in range(8)}
     records = [
         arm("fp32", 400, compute=400, profile=profile(0.05, convolution=0.03, **ops)),
         arm("amp", 40, compute=40, profile=profile(0.47, convolution=0.43, **ops)),
