@@ -116,7 +116,7 @@ def compare(
     from harness.plan import Extent
     from harness.study import resume_study, start_study
 
-    axes = {
+    axes: dict[str, Any] = {
         name: options.pop(name) or () for name in ("batch_sizes", "image_sizes", "models", "inputs")
     }
     if ladder and (map_ or any(axes.values()) or precisions):

@@ -98,6 +98,9 @@ class RunConfig(BaseModel):
     deterministic: bool = False
     gradient_histogram: int | None = Field(default=None, ge=1)
     """Steps after which the sizes of the gradients are counted once; None: never."""
+    parts: Literal["equal", "native"] = "equal"
+    """``native``: the framework's own layers and optimizers, where equality needed others; only
+    for seeing what equality costs, since such arms do not train the same network."""
     diagnose: bool = True
     """After the training, measure the step on a resident batch, the loader alone, and a profile."""
     trace: bool = False

@@ -70,6 +70,8 @@ def _infinite_gradient(backend: Backend, run: RunConfig, poisoned_step: int) -> 
     # The same batches again, so that the loss is one that training has seen.
     recovery = [_step(backend, run, index % 2) for index in range(RECOVERY_STEPS)]
     skipped = [step for step, result in enumerate([*before, poisoned, *recovery]) if result.skipped]
+    if skipped != [poisoned_step]:
+        _refuse_overflow(backend, run, steps=len(before) + 1)
     scale = state.loss_scale
     factor = run.loss_scale.backoff_factor if run.loss_scale.dynamic else 1.0
     moved = _moved_statistics(state, after)
@@ -98,6 +100,23 @@ def _infinite_gradient(backend: Backend, run: RunConfig, poisoned_step: int) -> 
             passed=True,
         ),
     ]
+
+
+def _refuse_overflow(backend: Backend, run: RunConfig, *, steps: int) -> None:
+    """Where training overflows without a fault as well, a drill shows nothing.
+
+    Raises:
+        ValueError: it does.
+    """
+    _build(backend, run)
+    results = [_step(backend, run, index) for index in range(steps)]
+    results += [_step(backend, run, index % 2) for index in range(RECOVERY_STEPS)]
+    if overflown := [step for step, result in enumerate(results) if result.skipped]:
+        raise ValueError(
+            f"{run.model} at batch {run.batch_size} overflows at loss scale "
+            f"{run.loss_scale.initial:g} without any fault (step {overflown[0]}), so the drill "
+            "shows nothing; choose a larger --batch-size"
+        )
 
 
 def _overflowing_forward(backend: Backend, run: RunConfig) -> list[Finding]:

@@ -89,6 +89,11 @@ _OPTIONS: list[Callable[..., Any]] = [
         type=click.Choice(["default", "off", "on"]),
         help="Fusing compiler: Inductor, XLA, or Paddle's to_static.  [the framework's own]",
     ),
+    click.option(
+        "--parts",
+        type=click.Choice(["equal", "native"]),
+        help="Equal mathematics, or each framework's own layers and optimizers.  [equal]",
+    ),
     click.option("--tf32/--no-tf32", default=None, help="TF32 in float32 products.  [no]"),
     click.option(
         "--deterministic/--no-deterministic", default=None, help="Deterministic kernels.  [no]"

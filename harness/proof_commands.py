@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from harness.config import RunConfig
     from harness.drill import Finding
-    from harness.parity import ParityRow
+    from harness.equality_cost import EqualityCost
+    from harness.parity import ParityPlan, ParityRow
 
 EXIT_RED = 1
 
@@ -65,9 +66,13 @@ def _proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--amp-dtype", type=click.Choice(["float16", "bfloat16"]), default="float16", show_default=True
 )
 @click.option("--tf32/--no-tf32", default=False, help="TF32 in the timed configuration.  [no]")
+@click.option(
+    "--cost", is_flag=True, help="Also measure what equality costs: native ÷ equal images/s."
+)
 @_proof_options
 def parity(
     models: tuple[str, ...],
+    cost: bool,
     backends: tuple[str, ...],
     python: tuple[str, ...],
     as_json: bool,
@@ -89,11 +94,35 @@ def parity(
         pythons=interpreters(chosen, python),
     )
     rows = list(check_parity(plan, on_trial=lambda text: click.echo(text, err=True)))
+    costs = list(_costs(plan)) if cost else []
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(row) for row in rows]))
+        told = [dataclasses.asdict(row) for row in rows]
+        costs_told = [dataclasses.asdict(item) for item in costs]
+        click.echo(json.dumps({"rows": told, "costs": costs_told} if cost else told))
     else:
         _print_parity(rows)
+        for item in costs:
+            click.echo(_cost_sentence(item))
     sys.exit(EXIT_RED if any(row.verdict == "fail" for row in rows) else 0)
+
+
+def _costs(plan: ParityPlan) -> Iterator[EqualityCost]:
+    from harness.equality_cost import equality_cost
+
+    for backend in plan.backends:
+        base = plan.base.model_copy(update={"backend": backend, "model": plan.models[0]})
+        yield equality_cost(
+            base, python=plan.pythons[backend], on_pair=lambda text: click.echo(text, err=True)
+        )
+
+
+def _cost_sentence(cost: EqualityCost) -> str:
+    if cost.speedup is None:
+        return f"{cost.backend}: native ÷ equal images/s not measured: {cost.reason}"
+    return (
+        f"{cost.backend}: native ÷ equal images/s {cost.speedup.ratio:.3f} {cost.speedup.shown} "
+        f"(fp32, {len(cost.speedup.pair_ratios)} process pairs)"
+    )
 
 
 @click.command()

@@ -85,6 +85,7 @@ class TrainingPart(_Part):
     clip_norm: float | None
     augment: str
     resize: str = "squash"
+    parts: str = "equal"
     seed: int
     input: str
     layout: str | None
@@ -99,7 +100,7 @@ class WindowConditions(_Part):
     """What the machine did during a window; None where nothing tells."""
 
     background_cpus: float | None = None
-    """CPUs that anything but the worker kept busy, on average; None for a window below half a second."""
+    """CPUs that all but the worker kept busy, on average; None below half a second."""
     cpu_clock_mhz: float | None = None
     """At the end of the window."""
     device_clock_mhz: float | None = None
@@ -242,7 +243,7 @@ class ProfilePart(_Part):
     kernels: int | None
     """Kernels, or operations on the CPU, in a step."""
     trace: str | None = None
-    """File of the framework's own trace, within the study's folder."""
+    """Name of the file with the framework's own trace, beside the arm's log."""
 
 
 class PeakPart(_Part):

@@ -154,6 +154,11 @@ class ArmResults:
 
     def _warnings(self) -> list[str]:
         warnings = []
+        if self._run.parts == "native":
+            warnings.append(
+                "trained with the framework's own layers and optimizers: other frameworks do not "
+                "train the same network"
+            )
         if self.undiagnosed is not None:
             warnings.append(f"where the time went is not fully known: {self.undiagnosed}")
         timed = [window for window in self.windows if not window.warmup]

@@ -179,7 +179,10 @@ class ArmRun:
             self._results.loader = [LoaderPart.model_validate(part) for part in answer["loader"]]
             path = None if trace is None or not self._run.trace else str(trace)
             answer = self._worker.ask("profile", steps=PROFILED_STEPS, trace=path)
-            self._results.profile = ProfilePart.model_validate(answer["profile"])
+            profile = ProfilePart.model_validate(answer["profile"])
+            if path is not None:
+                profile.trace = Path(path).name
+            self._results.profile = profile
 
     def finish(self) -> Record:
         """Close the worker and write up what is known."""

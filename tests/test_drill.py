@@ -1,5 +1,6 @@
 """Loss scaling under fault."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -43,6 +44,17 @@ def test_an_adapter_that_applies_an_infinite_gradient_is_caught(monkeypatch: pyt
         found = findings()
     assert not any(item.passed for item in found["weights changed by the skipped step"])
     assert not any(item.passed for item in found["loss of the steps that follow"])
+
+
+def test_training_that_overflows_by_itself_is_no_drill(monkeypatch: pytest.MonkeyPatch):
+    take_steps = FakeBackend.take_steps
+
+    def overflow_now_and_then(self):
+        return [dataclasses.replace(result, skipped=True) for result in take_steps(self)]
+
+    monkeypatch.setattr(FakeBackend, "take_steps", overflow_now_and_then)
+    with pytest.raises(ValueError, match="batch 4 overflows at loss scale 1024.*--batch-size"):
+        findings()
 
 
 def test_a_fixed_scale_does_not_halve():

@@ -170,6 +170,19 @@ def test_running_statistics_follow_the_unbiased_batch_variance(precision, layout
     assert relative(after["bn.running_var"], expected_var) < tolerance
 
 
+def test_native_parts_average_the_biased_variance_as_paddle_does_on_a_cpu():
+    one = network(
+        BatchNorm(name="bn", channels=3),
+        GlobalAvgPool(name="pool"),
+        Linear(name="fc", in_features=3, out_features=CLASSES),
+    )
+    backend, batch = opened(one, parts="native")
+    backend.train_step(batch)
+    start = random_weights(one)["bn.running_var"].astype(np.float64)
+    expected = 0.9 * start + 0.1 * normalised().var((0, 2, 3))
+    assert relative(backend.state().tensors["bn.running_var"], expected) < 1e-7
+
+
 def test_batch_norm_normalises_by_the_biased_variance_in_training_and_by_the_average_later():
     one = network(
         BatchNorm(name="bn", channels=3),

@@ -171,6 +171,27 @@ def test_batch_norm_normalises_by_the_biased_and_remembers_the_unbiased_variance
     assert relative(probe.running_statistics["bn.running_var"], 0.9 + 0.1 * unbiased) < 1e-12
 
 
+def test_native_parts_are_those_of_keras(prepared):
+    tf_backend = prepared(tiny_network(), parts="native")
+    images, labels = a_batch()
+    probe = tf_backend.probe(tf_backend.put(images, labels))
+    biased = probe.outputs["conv"].var((0, 2, 3))
+    assert relative(probe.running_statistics["bn.running_var"], 0.9 + 0.1 * biased) < 1e-12
+    # "same" with stride 2 pads the right and the bottom alone: the corner sees element 0.
+    state = tf_backend.state()
+    weight = state.tensors["conv.weight"] * 0
+    weight[0, 0] = np.arange(1, 10).reshape(3, 3)
+    state.tensors["conv.weight"] = weight
+    tf_backend.load_state(state)
+    impulse = np.zeros((1, 3, SIZE, SIZE))
+    impulse[0, 0, 0, 0] = 1
+    seen = tf_backend.probe_layer("conv", impulse, np.zeros((1, 4, 4, 4)))
+    assert seen.output[0, 0, 0, 0] == 1
+    # Keras' own Adam: epsilon is added before the bias correction.
+    tf_backend.train_step(tf_backend.put(images, labels))
+    assert tf_backend.state().optimizer_steps == 1
+
+
 def test_padding_never_wins_a_maximum_and_takes_no_gradient(prepared):
     tf_backend = prepared(tiny_network())
     x = np.zeros((1, 4, 4, 4))

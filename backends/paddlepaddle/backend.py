@@ -30,7 +30,7 @@ from backends.paddlepaddle.evidence import (
     recorded_gradients,
     recorded_layers,
 )
-from backends.paddlepaddle.network import RunningStatistics, build_model, compile_model
+from backends.paddlepaddle.network import build_model, compile_model
 from backends.paddlepaddle.optimizers import OptimizerSlots, make_optimizer, make_scaler
 from backends.paddlepaddle.peak import peak_operation
 from backends.paddlepaddle.probe import (
@@ -43,6 +43,7 @@ from backends.paddlepaddle.probe import (
 )
 from backends.paddlepaddle.profile import profile_steps
 from backends.paddlepaddle.state import Parameters, read_state, write_state
+from backends.paddlepaddle.statistics import OwnStatistics, RunningStatistics, Statistics
 from harness.config import RunConfig
 from harness.networks import Network
 from harness.profiling import Phase
@@ -144,11 +145,17 @@ class PaddleBackend:
         self._network = network
         paddle.set_default_dtype(self._float)
         try:
-            self._model, self._layers = build_model(paddle, network, self._format)
+            self._model, self._layers = build_model(
+                paddle, network, self._format, own_statistics=run.parts == "native"
+            )
         finally:
             paddle.set_default_dtype("float32")
         self._parameters = Parameters(network, self._layers)
-        self._statistics = RunningStatistics(paddle, network, self._layers, unbiased=self._unbiased)
+        self._statistics: Statistics = (
+            OwnStatistics(network, self._layers)
+            if run.parts == "native"
+            else RunningStatistics(paddle, network, self._layers, unbiased=self._unbiased)
+        )
         self._parameters.load(self._parameters.tensors, weights)
         self._statistics.load(weights)
         self._optimizer = make_optimizer(paddle, run, [*self._parameters.tensors.values()])

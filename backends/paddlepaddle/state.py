@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.paddlepaddle.network import RunningStatistics
 from backends.paddlepaddle.optimizers import OptimizerSlots, load_scaler
 from backends.paddlepaddle.probe import to_numpy, unscaled
+from backends.paddlepaddle.statistics import Statistics
 from harness.networks import Linear, Network, place_layers
 from harness.protocol import TrainState
 from harness.weights import Weights
@@ -61,7 +61,7 @@ class Parameters:
 
 def read_state(
     parameters: Parameters,
-    statistics: RunningStatistics,
+    statistics: Statistics,
     slots: OptimizerSlots,
     scaler: Any,
     optimizer_steps: int,
@@ -80,7 +80,7 @@ def read_state(
 def write_state(
     state: TrainState,
     parameters: Parameters,
-    statistics: RunningStatistics,
+    statistics: Statistics,
     slots: OptimizerSlots,
     scaler: Any,
 ) -> None:

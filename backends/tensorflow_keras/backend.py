@@ -105,8 +105,9 @@ class TensorFlowBackend:
                 raise Unsupported(
                     f"TensorFlow cannot train in {compute} {what}: {capability.reason}"
                 )
-        biased = variance_is_biased(tf, keras, self._device)
-        self._batch_norm = unbiased_batch_norm(keras) if biased else keras.layers.BatchNormalization
+        replaced = run.parts == "equal" and variance_is_biased(tf, keras, self._device)
+        own = keras.layers.BatchNormalization
+        self._batch_norm = unbiased_batch_norm(keras) if replaced else own
         self._copier = ThreadPoolExecutor(1, "copy to device") if gpu else None
         if gpu:
             tf.config.experimental.reset_memory_stats("GPU:0")
@@ -134,6 +135,7 @@ class TensorFlowBackend:
                 channels_first=self._channels_first,
                 head_dtype=self._float,
                 batch_norm=self._batch_norm,
+                own_padding=run.parts == "native",
             )
             self._parameters = [v for v in self._built.variables.values() if v.trainable]
             self._optimizer = build_optimizer(tf, keras, run)

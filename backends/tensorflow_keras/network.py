@@ -47,8 +47,12 @@ def build_model(
     channels_first: bool,
     head_dtype: str,
     batch_norm: type[keras.layers.BatchNormalization],
+    own_padding: bool = False,
 ) -> BuiltModel:
-    """Build ``network`` under the global dtype policy, its last layer in ``head_dtype``."""
+    """Build ``network`` under the global dtype policy, its last layer in ``head_dtype``.
+
+    With ``own_padding`` strided layers pad as Keras does, the right and the bottom alone.
+    """
     data_format = "channels_first" if channels_first else "channels_last"
     places: dict[str, Any] = {"data_format": data_format}
     head = network.body.layers[-1]
@@ -63,7 +67,7 @@ def build_model(
             case networks.Conv():
                 # "same" is symmetric only without a stride; with one, Keras would pad the right
                 # and the bottom alone.
-                same = layer.stride == 1 and 2 * layer.padding == layer.kernel - 1
+                same = 2 * layer.padding == layer.kernel - 1 and (layer.stride == 1 or own_padding)
                 conv = class_of.Conv2D(
                     layer.out_channels,
                     layer.kernel,
@@ -89,8 +93,14 @@ def build_model(
             case networks.ReLU():
                 return (class_of.ReLU(name=name),)
             case networks.MaxPool():
-                pool = class_of.MaxPooling2D(layer.kernel, layer.stride, name=name, **places)
-                if not layer.padding:
+                pool = class_of.MaxPooling2D(
+                    layer.kernel,
+                    layer.stride,
+                    padding="same" if layer.padding and own_padding else "valid",
+                    name=name,
+                    **places,
+                )
+                if not layer.padding or own_padding:
                     return (pool,)
                 return lowest_padding(layer.padding, name=f"{name}.pad", **places), pool
             case networks.GlobalAvgPool():

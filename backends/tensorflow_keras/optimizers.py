@@ -20,7 +20,10 @@ def build_optimizer(
     tf: ModuleType, keras: ModuleType, run: RunConfig
 ) -> keras.optimizers.Optimizer:
     """The optimizer of ``run``, inside a ``LossScaleOptimizer`` where it scales the loss."""
-    inner = _adam(tf, keras, run) if run.optimizer == "adam" else _sgd(tf, keras, run)
+    if run.parts == "native":
+        inner = _own(keras, run)
+    else:
+        inner = _adam(tf, keras, run) if run.optimizer == "adam" else _sgd(tf, keras, run)
     if not run.scales_loss:
         return inner
     return keras.optimizers.LossScaleOptimizer(
@@ -28,6 +31,23 @@ def build_optimizer(
         initial_scale=run.loss_scale.initial,
         dynamic_growth_steps=run.loss_scale.growth_interval,
     )
+
+
+def _own(keras: ModuleType, run: RunConfig) -> keras.optimizers.Optimizer:
+    """As Keras has them: decoupled decay, and their own places of epsilon and learning rate."""
+
+    class OwnAdam(keras.optimizers.Adam):
+        def slots(self) -> dict[str, list[keras.Variable]]:
+            return {"first_moment": self._momentums, "second_moment": self._velocities}
+
+    class OwnSGD(keras.optimizers.SGD):
+        def slots(self) -> dict[str, list[keras.Variable]]:
+            return {"momentum": self.momentums} if self.momentum else {}
+
+    shared = {"weight_decay": run.weight_decay or None, "global_clipnorm": run.clip_norm}
+    if run.optimizer == "adam":
+        return OwnAdam(run.lr, epsilon=1e-8, **shared)
+    return OwnSGD(run.lr, momentum=run.momentum, **shared)
 
 
 def _adam(tf: ModuleType, keras: ModuleType, run: RunConfig) -> keras.optimizers.Optimizer:
