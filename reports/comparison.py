@@ -140,7 +140,7 @@ def _row(
             for name, record in records.items()
             for text in record.warnings
         ),
-        notes=(*_notes(backend, arms, lengths), *judged.left_out),
+        notes=(*_notes(backend, arms, lengths), *judged.notes),
     )
 
 

@@ -32,6 +32,11 @@ class Judged:
         return [pair for pair in self.pairs if pair.counted] if self.verdict.speedup else []
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What else a reader must know of the pairs: which do not count, and longer warm-ups."""
+        return (*self.left_out, *(pair.warm_up for pair in self.counted if pair.warm_up))
+
+    @property
     def in_turn(self) -> bool | None:
         """Whether all counted pairs were measured in turn; None where there is no speedup."""
         return all(pair.in_turn for pair in self.counted) if self.counted else None
@@ -73,19 +78,21 @@ def judge_arms(arms: Mapping[str, Cell], further: Mapping[str, Mapping[str, Cell
             left_out.append(f"the pair {label} does not count: {reason}")
         else:
             pairs.append(process_pair(*_records(cells)))
-    verdict = with_order_warning(judge([pair.windows for pair in pairs]), pairs)
+    verdict = with_pair_warnings(judge([pair.windows for pair in pairs]), pairs)
     return Judged(verdict=verdict, pairs=tuple(pairs), left_out=tuple(left_out))
 
 
-def with_order_warning(verdict: Verdict, pairs: Sequence[ProcessPair]) -> Verdict:
-    """``verdict`` with a warning where pairs behind its speedup were not measured in turn."""
+def with_pair_warnings(verdict: Verdict, pairs: Sequence[ProcessPair]) -> Verdict:
+    """``verdict`` with a warning of each arm that never became steady, and where pairs behind its
+    speedup were not measured in turn."""
     counted = [pair for pair in pairs if pair.counted]
-    apart = sum(not pair.in_turn for pair in counted)
-    if verdict.speedup is None or not apart:
+    if verdict.speedup is None:
         return verdict
-    of_some = f" of {apart} of {len(counted)} process pairs" if apart < len(counted) else ""
-    warning = f"the arms{of_some} were {ONE_AFTER_THE_OTHER}"
-    return dataclasses.replace(verdict, warnings=(*verdict.warnings, warning))
+    warnings = [text.rstrip(".") for pair in counted for text in pair.unsteady]
+    if apart := sum(not pair.in_turn for pair in counted):
+        of_some = f" of {apart} of {len(counted)} process pairs" if apart < len(counted) else ""
+        warnings.append(f"the arms{of_some} were {ONE_AFTER_THE_OTHER}")
+    return dataclasses.replace(verdict, warnings=(*verdict.warnings, *warnings))
 
 
 def _records(arms: Mapping[str, Cell]) -> tuple[Record, Record]:

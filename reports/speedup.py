@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from harness.records import Record, Window
 from harness.speedup import MIN_WINDOWS, PairWindows
+from harness.steady import MIN_STEADY, steady_state
+from reports.formats import listed
 
 ONE_AFTER_THE_OTHER = "measured one after the other: drift is not cancelled"
 
@@ -19,7 +22,11 @@ class ProcessPair:
     candidate: Record
     windows: PairWindows
     in_turn: bool
-    """Whether each window was measured right beside its partner, so that drift cancels."""
+    """Whether the arms took turns with their windows, so that drift cancels."""
+    warm_up: str | None = None
+    """How many timed windows were left out since an arm was not yet steady, in words."""
+    unsteady: tuple[str, ...] = ()
+    """Each arm that never became steady, with the reason."""
 
     @property
     def name(self) -> str:
@@ -45,29 +52,71 @@ def rates(windows: Iterable[Window]) -> list[float]:
 def process_pair(baseline: Record, candidate: Record, *, compute: bool = False) -> ProcessPair:
     """The windows of two records; the time of workers alive together is counted once.
 
-    ``compute`` takes the windows on a resident batch in place of those of the training.
+    Leading windows in which either arm was not yet steady are left out of both, so that each
+    window keeps its partner.
+
+    Args:
+        baseline: the arm that is compared with.
+        candidate: the arm whose speedup is asked for.
+        compute: take the windows on a resident batch in place of those of the training.
     """
-    timed = [
-        timed_windows(arm.compute_windows if compute else arm.windows)
-        for arm in (baseline, candidate)
-    ]
-    turns = [[window.arm_position for window in windows] for windows in timed]
-    neighbours = all(abs(a - b) == 1 for a, b in zip(*turns, strict=False))
-    each_its_own = len({*turns[0], *turns[1]}) == len(turns[0]) + len(turns[1])
-    in_turn = neighbours and each_its_own
-    lives = [_life_s(arm) for arm in (baseline, candidate)]
+    arms = (baseline, candidate)
+    timed = [timed_windows(arm.compute_windows if compute else arm.windows) for arm in arms]
+    in_turn = _took_turns(*([window.arm_position for window in windows] for windows in timed))
+    first, warm_up, unsteady = _steady_from(arms, timed)
+    a, b = (windows[first:] for windows in timed)
+    lives = [_life_s(arm) for arm in arms]
     return ProcessPair(
         baseline=baseline,
         candidate=candidate,
         windows=PairWindows(
-            baseline_images_per_s=tuple(rates(timed[0])),
-            candidate_images_per_s=tuple(rates(timed[1])),
+            baseline_images_per_s=tuple(rates(a)),
+            candidate_images_per_s=tuple(rates(b)),
             time_s=max(lives) if in_turn else sum(lives),
-            throttled=throttle_reasons([*timed[0], *timed[1]]),
-            background_cpus=background_cpus([*timed[0], *timed[1]]),
+            throttled=throttle_reasons([*a, *b]),
+            background_cpus=background_cpus([*a, *b]),
         ),
         in_turn=in_turn,
+        warm_up=warm_up,
+        unsteady=unsteady,
     )
+
+
+def _took_turns(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether the places of two arms' windows are those of arms that take turns.
+
+    Each round, forwards and backwards in turn, holds a window of every arm. Others may stand
+    between the two, and end early; so that their distance shrinks, but never grows.
+    """
+    rounds = [*zip(a, b, strict=False)]
+    apart = [abs(one - other) for one, other in rounds]
+    return (
+        len({*a, *b}) == len(a) + len(b)
+        and all(max(this) < min(following) for this, following in pairwise(rounds))
+        and all(this >= following for this, following in pairwise(apart))
+    )
+
+
+def _steady_from(
+    arms: Sequence[Record], timed: Sequence[Sequence[Window]]
+) -> tuple[int, str | None, tuple[str, ...]]:
+    """Index of the first matched window in which both arms are steady, and what to tell of it."""
+    matched = min(len(windows) for windows in timed)
+    if matched < MIN_STEADY:
+        return 0, None, ()
+    found = [
+        (arm.arm, steady_state([window.time_s / window.steps for window in windows[:matched]]))
+        for arm, windows in zip(arms, timed, strict=True)
+    ]
+    first = max(steady.first or 0 for _, steady in found)
+    late = [arm for arm, steady in found if steady.first]
+    verb = "were" if len(late) > 1 else "was"
+    windows = "timed window counts" if first == 1 else f"{first} timed windows count"
+    told = f"the first {windows} as warm-up: {listed(late)} {verb} not yet steady"
+    unsteady = tuple(
+        f"{arm} did not become steady: {steady.reason}" for arm, steady in found if steady.reason
+    )
+    return first, told if first else None, unsteady
 
 
 def throttle_reasons(windows: Iterable[Window]) -> tuple[str, ...]:
@@ -89,7 +138,7 @@ def background_cpus(windows: Iterable[Window]) -> float | None:
 
 def timed_windows(windows: Iterable[Window]) -> list[Window]:
     """Those that are no warm-up, in the order of measuring."""
-    timed = [window for window in windows if not window.warmup and window.time_s > 0]
+    timed = [w for w in windows if not w.warmup and w.time_s > 0 and w.steps > 0]
     return sorted(timed, key=lambda window: (window.arm_position, window.index))
 
 

@@ -111,6 +111,35 @@ def test_arms_whose_windows_do_not_alternate_were_not_measured_in_turn(
     )
 
 
+def in_rounds(arms: int, rounds: int) -> list[list[int]]:
+    """Places of each arm's windows where the arms take turns, each round reversed."""
+    return [
+        [r * arms + (place if r % 2 == 0 else arms - 1 - place) for r in range(rounds)]
+        for place in range(arms)
+    ]
+
+
+def test_any_two_of_several_arms_that_take_turns_were_measured_in_turn():
+    # A B C D D C B A A B C D.
+    places = in_rounds(4, 3)
+    assert places == [[0, 7, 8], [1, 6, 9], [2, 5, 10], [3, 4, 11]]
+
+    for i, first in enumerate(places):
+        for second in places[i + 1 :]:
+            arms = placed(ok_record(), first), placed(ok_record(precision="amp"), second)
+            assert process_pair(*arms).in_turn
+
+
+def test_an_arm_between_them_that_ends_early_leaves_two_arms_in_turn():
+    # A B C, C B A, and then without B: A C, C A.
+    a, c = [0, 5, 6, 9], [2, 3, 7, 8]
+    arms = (
+        placed(ok_record(rates=[40] * 4), a),
+        placed(ok_record(precision="amp", rates=[60] * 4), c),
+    )
+    assert process_pair(*arms).in_turn
+
+
 def test_windows_after_the_end_of_the_other_arm_have_no_partner_and_do_no_harm():
     pair = process_pair(
         placed(ok_record(rates=[40] * 5), [0, 3, 4, 6, 7]),
