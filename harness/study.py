@@ -151,6 +151,7 @@ def _run_missing(
     paces = Paces.read(paces_path)
 
     def keep(record: Record) -> None:
+        _refuse_other_versions(record, records.values())
         write_json(record_path(directory, record.arm), record)
         records[record.arm] = record
         paces.add(by_arm[record.arm], record, paces_path)
@@ -197,6 +198,20 @@ def _needless(group: Sequence[RunConfig], firsts: Sequence[Record | None]) -> st
         if first is not None and first.status != "ok" and not group[0].variant.startswith("rung"):
             return f"there is no ratio to repeat: {first.arm} is {first.status.replace('_', ' ')}"
     return None
+
+
+def _refuse_other_versions(record: Record, before: Iterable[Record]) -> None:
+    """Stop a study that goes on in another environment of a framework than it began in."""
+    for other in before:
+        if other.backend != record.backend or not (other.environment and record.environment):
+            continue
+        was, now = other.environment.packages, record.environment.packages
+        if changed := sorted(name for name in was | now if was.get(name) != now.get(name)):
+            told = ", ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in changed)
+            raise StudyError(
+                f"{record.arm} is not comparable with {other.arm}: {told}. Install what was there "
+                "before, or start anew with another --out."
+            )
 
 
 def _refuse_other_data(records: Iterable[Record]) -> None:

@@ -134,7 +134,9 @@ class WorkerProcess:
                     self._process.kill()
                 else:
                     os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        # A process in the middle of a device driver's call dies when that returns, if it does.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_GRACE_S)
 
     def __enter__(self) -> Self:
         return self

@@ -53,7 +53,7 @@ def test_training_that_overflows_by_itself_is_no_drill(monkeypatch: pytest.Monke
         return [dataclasses.replace(result, skipped=True) for result in take_steps(self)]
 
     monkeypatch.setattr(FakeBackend, "take_steps", overflow_now_and_then)
-    with pytest.raises(ValueError, match="batch 4 overflows at loss scale 1024.*--batch-size"):
+    with pytest.raises(ValueError, match=r"batch 4 overflows at loss scale 1024.*--batch-size"):
         findings()
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from datasets import DataError
 from harness import study as study_module
 from harness.config import RunConfig
+from harness.plan import Extent, plan
 from harness.records import Record, read_record, read_study
 from harness.runner import Event
 from harness.study import Studio, StudyError, record_path, resume_study, start_study
@@ -276,6 +277,61 @@ def test_a_folder_with_a_study_is_not_overwritten(tmp_path: Path, dead_arms: lis
     assert len(dead_arms) == 3
 
 
+# --- repetitions and budget
+
+
+def repeated(**changes: Any) -> list[RunConfig]:
+    return plan(runs("fp32", "amp", **changes), Extent(repeats=3))
+
+
+def test_repetitions_that_do_not_fit_are_left_out_with_the_reason(tmp_path: Path):
+    planned = repeated()
+
+    records = start_study(
+        planned, tmp_path, command="", preset=None, studio=studio(), budget_s=0.01
+    )
+
+    assert [record.arm for record in records] == ["fake-fp32", "fake-amp"]
+    study = read_study(tmp_path / "study.json")
+    assert study.finished
+    assert [*study.left_out] == [run.arm for run in planned[2:]]
+    assert all("of the budget of 0 s were left" in reason for reason in study.left_out.values())
+
+
+def test_a_pair_without_a_ratio_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AMP_HARNESS_FAKE", '{"amp_available": false}')
+
+    records = start(tmp_path, repeated())
+
+    assert [record.status for record in records] == ["ok", "unavailable"]
+    reasons = set(read_study(tmp_path / "study.json").left_out.values())
+    assert reasons == {"there is no ratio to repeat: fake-amp is unavailable"}
+
+
+def test_repetitions_see_the_same_batches_and_are_not_validated(tmp_path: Path):
+    records = start(tmp_path, repeated())
+
+    assert [record.label for record in records[::2]] == ["", "repeat1", "repeat2"]
+    hashes = {record.data.batch_sha256 for record in records if record.data is not None}
+    assert len(hashes) == 1
+    for record in records[2:]:
+        assert sum(not window.warmup for window in record.windows) == 6
+        assert record.accuracy is None
+        assert record.compute_windows == []
+
+
+def test_a_grid_decodes_the_photos_once_for_each_size(tmp_path: Path, photos: Path):
+    mains = runs("fp32", "amp", input="cached", data=str(photos), image_size=16)
+    planned = plan(mains, Extent(image_sizes=(16, 20), batch_sizes=(4, 8), repeats=1))
+
+    records = start(tmp_path / "study", planned, cache_dir=tmp_path / "cache")
+
+    assert [record.status for record in records] == ["ok"] * 8
+    sizes = {(r.training.image_size, r.training.batch_size) for r in records if r.training}
+    assert sizes == {(16, 4), (16, 8), (20, 4), (20, 8)}
+    assert len([*(tmp_path / "cache" / "pixels").glob("*/*.npy")]) in (2, 4)
+
+
 # --- resuming
 
 
@@ -363,6 +419,24 @@ def test_another_version_of_a_package_is_refused_by_its_name(tmp_path: Path, dea
     assert f"numpy was 1.0, is {packages['numpy']}" in str(caught.value)
     assert "jax was 0.1, is None" in str(caught.value)
     assert "pillow" not in str(caught.value)
+
+
+def test_another_version_in_the_worker_s_environment_is_refused_and_nothing_is_kept_of_it(
+    tmp_path: Path,
+):
+    start(tmp_path, runs("fp32", "amp"))
+    record_path(tmp_path, "fake-amp").unlink()
+    path = record_path(tmp_path, "fake-fp32")
+    before = read_record(path)
+    assert before.environment is not None
+    older = {**before.environment.packages, "torch": "1.0"}
+    environment = before.environment.model_copy(update={"packages": older})
+    path.write_text(before.model_copy(update={"environment": environment}).model_dump_json())
+
+    with pytest.raises(StudyError, match=r"fake-amp is not comparable .*torch was 1\.0, is "):
+        resume_study(tmp_path, studio=studio())
+
+    assert not record_path(tmp_path, "fake-amp").exists()
 
 
 def test_another_version_of_the_harness_is_refused(
