@@ -12,6 +12,8 @@ from harness.max_batch_result import MaxBatchStudy, read_max_batch
 from harness.records import Record, Study, UnreadableRecord, read_record, read_study
 
 NOT_RUN_YET = "not run yet"
+LEFT_OUT = "left out"
+"""Of a planned repetition or seed that the study decided not to run."""
 UNREADABLE = "unreadable"
 
 _ARM = re.compile(
@@ -42,7 +44,7 @@ class Cell:
     label: str
     """Tells a repetition or further seed of the same arm apart; empty for its first run."""
     status: str
-    """A record's status, or ``not run yet``, or ``unreadable``."""
+    """A record's status, or ``not run yet``, ``left out``, or ``unreadable``."""
     reason: str | None
     """Why the status is not ok."""
     record: Record | None
@@ -124,8 +126,12 @@ def study_cells(
     read = {record.arm: record for record in records}
     broken = dict(unreadable or {})
     planned = {} if study is None else dict(_planned(arm) for arm in study.arms)
+    left_out = {} if study is None else study.left_out
     arms = dict.fromkeys([*planned, *read, *broken])
-    return tuple(_cell(arm, planned.get(arm), read.get(arm), broken.get(arm)) for arm in arms)
+    return tuple(
+        _cell(arm, planned.get(arm), read.get(arm), broken.get(arm), left_out.get(arm))
+        for arm in arms
+    )
 
 
 def _planned(arm: dict[str, object]) -> tuple[str, _Place]:
@@ -141,13 +147,23 @@ def _planned(arm: dict[str, object]) -> tuple[str, _Place]:
     return "-".join(filter(None, dataclasses.astuple(place))), place
 
 
-def _cell(arm: str, planned: _Place | None, record: Record | None, unreadable: str | None) -> Cell:
+def _cell(
+    arm: str,
+    planned: _Place | None,
+    record: Record | None,
+    unreadable: str | None,
+    left_out: str | None,
+) -> Cell:
+    place = planned or _named(arm)
     if record is not None:
         place = _Place(record.backend, record.precision.requested, record.variant, record.label)
         status, reason = str(record.status), record.reason
+    elif unreadable is not None:
+        status, reason = UNREADABLE, unreadable
+    elif left_out is not None:
+        status, reason = LEFT_OUT, left_out
     else:
-        place = planned or _named(arm)
-        status, reason = (UNREADABLE, unreadable) if unreadable else (NOT_RUN_YET, None)
+        status, reason = NOT_RUN_YET, None
     return Cell(arm=arm, **dataclasses.asdict(place), status=status, reason=reason, record=record)
 
 

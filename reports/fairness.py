@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, Literal
 
 from harness.records import Record
@@ -15,7 +16,7 @@ from reports.speedup import window_rates
 SAME_START_TOLERANCE = 1e-3
 """Largest relative difference of first losses that counts as the same start in float32."""
 
-Factor = Literal["precision", "framework", "version"]
+Factor = Literal["precision", "tf32", "layout", "batch size", "compile", "framework", "version"]
 Role = Literal["under test", "by necessity", "confounds", "length", "outcome"]
 
 # Of every setting that no pattern names: it confounds. So a field that is added to the records
@@ -31,6 +32,14 @@ _ROLES: dict[Factor, dict[str, Role]] = {
         "evidence.layers_in_another_dtype": "under test",
         "training.loss_scale_policy": "under test",
     },
+    "tf32": {"precision.tf32": "under test"},
+    "layout": {"training.layout": "under test"},
+    "batch size": {
+        "training.batch_size": "under test",
+        "data.batch_sha256": "by necessity",
+        "data.order_sha256": "by necessity",
+    },
+    "compile": {"training.compile": "under test"},
     "framework": {
         "backend": "under test",
         "framework_version": "under test",
@@ -52,7 +61,7 @@ _ROLES: dict[Factor, dict[str, Role]] = {
         "evidence.*": "outcome",
     },
 }
-_ROLES_IN_BOTH: dict[str, Role] = {
+_ROLES_IN_ALL: dict[str, Role] = {
     # A rate does not depend on how long it was measured.
     "training.steps": "length",
     "training.epochs": "length",
@@ -98,11 +107,14 @@ class FirstLoss:
     """|loss − reference| / |reference|; None for the reference itself, its seed's first arm."""
 
 
-def differences(left: Record, right: Record, *, factor: Factor = "precision") -> list[Difference]:
+def differences(
+    left: Record, right: Record, *, factor: Factor | tuple[Factor, ...] = "precision"
+) -> list[Difference]:
     """Everything in which two arms differ, in the records' order.
 
-    ``factor`` is what the comparison of the two claims to measure.
+    ``factor`` is what the comparison of the two claims to measure, one or several together.
     """
+    factors = (factor,) if isinstance(factor, str) else factor
     a, b = _settings(left), _settings(right)
     moved = _layers_in_another_dtype(left, right)
     if moved:
@@ -115,7 +127,7 @@ def differences(left: Record, right: Record, *, factor: Factor = "precision") ->
             setting=_setting(name),
             left=_shown(a.get(name)),
             right=_shown(b.get(name)),
-            role=_role(name, factor),
+            role=_role(name, factors),
         )
         for name in {**a, **b}
         if a.get(name) != b.get(name)
@@ -190,9 +202,9 @@ def _relative(value: float, reference: float) -> float:
     return abs(value - reference) / abs(reference) if reference else float("inf")
 
 
-def _role(name: str, factor: Factor) -> Role:
-    roles: dict[str, Role] = _ROLES[factor] | _ROLES_IN_BOTH
-    for pattern, role in roles.items():
+def _role(name: str, factors: tuple[Factor, ...]) -> Role:
+    roles = [*(_ROLES[factor] for factor in factors), _ROLES_IN_ALL]
+    for pattern, role in chain.from_iterable(of_one.items() for of_one in roles):
         if fnmatchcase(name, pattern):
             return role
     return "confounds"

@@ -1,4 +1,4 @@
-"""The verdict on AMP in one backend, from its process pairs: repetitions and further seeds."""
+"""The verdict on two arms of one backend, AMP over fp32 as a rule, from all their process pairs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 from harness.records import Record
 from harness.verdict import Verdict, judge
-from reports.cells import Cell
-from reports.fairness import confounding, differences
+from reports.cells import LEFT_OUT, Cell
+from reports.fairness import Factor, confounding, differences
 from reports.formats import precision as precision_name
 from reports.speedup import ONE_AFTER_THE_OTHER, ProcessPair, process_pair
 
 # What another seed changes, and nothing else does between two process pairs.
 _OF_THE_SEED = ("seed", "first batches", "order of images")
+
+Arms = tuple[Cell | None, Cell | None]
+"""Baseline and candidate; None where an arm was not planned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,27 +61,47 @@ def by_label(cells: Iterable[Cell]) -> dict[str, dict[str, Cell]]:
 
 
 def judge_arms(arms: Mapping[str, Cell], further: Mapping[str, Mapping[str, Cell]]) -> Judged:
-    """Judge the cells ``fp32`` and ``amp`` of a backend.
+    """Judge the cells ``fp32`` and ``amp`` of a backend; as :func:`judge_pairs`."""
+    return judge_pairs(
+        (arms.get("fp32"), arms.get("amp")),
+        {label: (cells.get("fp32"), cells.get("amp")) for label, cells in further.items()},
+    )
+
+
+def judge_pairs(
+    main: Arms,
+    further: Mapping[str, Arms],
+    *,
+    names: tuple[str, str] = ("fp32", "AMP"),
+    factor: Factor | tuple[Factor, ...] = "precision",
+) -> Judged:
+    """Judge two arms.
 
     Args:
-        arms: precision → cell, of the pair that the tables show. It decides whether there is a
-            speedup at all.
+        main: the pair that the tables show. It decides whether there is a speedup at all.
         further: label → the same of repetitions and further seeds, which count as further pairs.
+        names: of baseline and candidate, for the sentences.
+        factor: in what the two may differ.
     """
-    reason = _no_result(arms)
-    if reason is not None:
-        return Judged(verdict=judge([], unavailable=reason), pairs=(), left_out=())
-    main = _records(arms)
-    pairs, left_out = [process_pair(*main)], []
-    if differing := confounding(differences(*main)):
-        verdict = judge([pairs[0].windows], differences=differing)
+    records = _records(main, names)
+    if isinstance(records, str):
+        verdict = judge([], unavailable=records, names=names)
+        return Judged(verdict=verdict, pairs=(), left_out=())
+    pairs, left_out = [process_pair(*records)], []
+    if differing := confounding(differences(*records, factor=factor)):
+        verdict = judge([pairs[0].windows], differences=differing, names=names)
         return Judged(verdict=verdict, pairs=tuple(pairs), left_out=())
-    for label, cells in further.items():
-        if reason := _no_result(cells) or _another(main, _records(cells)):
+    for label, arms in further.items():
+        if all(cell is not None and cell.status == LEFT_OUT for cell in arms):
+            continue  # It is told of with all others that were left out.
+        found = _records(arms, names)
+        reason = found if isinstance(found, str) else _another(records, found, factor)
+        if isinstance(found, str) or reason is not None:
             left_out.append(f"the pair {label} does not count: {reason}")
         else:
-            pairs.append(process_pair(*_records(cells)))
-    verdict = with_pair_warnings(judge([pair.windows for pair in pairs]), pairs)
+            pairs.append(process_pair(*found))
+    verdict = judge([pair.windows for pair in pairs], names=names)
+    verdict = with_pair_warnings(verdict, pairs)
     return Judged(verdict=verdict, pairs=tuple(pairs), left_out=tuple(left_out))
 
 
@@ -95,38 +118,33 @@ def with_pair_warnings(verdict: Verdict, pairs: Sequence[ProcessPair]) -> Verdic
     return dataclasses.replace(verdict, warnings=(*verdict.warnings, *warnings))
 
 
-def _records(arms: Mapping[str, Cell]) -> tuple[Record, Record]:
-    fp32, amp = arms["fp32"].record, arms["amp"].record
-    assert fp32 is not None
-    assert amp is not None
-    return fp32, amp
-
-
-def gap_of(cell: Cell) -> str | None:
+def gap_of(cell: Cell, name: str | None = None) -> str | None:
     """Why an arm has no result, in words; None where it has one."""
     if cell.status == "ok":
         return None
     reason = f": {cell.reason}" if cell.reason else ""
-    return f"{precision_name(cell.precision)} {cell.status.replace('_', ' ')}{reason}"
+    return f"{name or precision_name(cell.precision)} {cell.status.replace('_', ' ')}{reason}"
 
 
-def _no_result(arms: Mapping[str, Cell]) -> str | None:
+def _records(arms: Arms, names: tuple[str, str]) -> tuple[Record, Record] | str:
+    """The records of both arms, or why there is no result to compare."""
     gaps = []
-    for name in ("fp32", "amp"):
-        cell = arms.get(name)
-        gap = f"{precision_name(name)} not planned" if cell is None else gap_of(cell)
+    for name, cell in zip(names, arms, strict=True):
+        gap = f"{name} not planned" if cell is None else gap_of(cell, name)
         gaps += [gap.rstrip(".")] if gap else []
     if gaps:
         return f"{'; '.join(gaps)}."
-    for record in _records(arms):
-        if reason := _not_as_asked(record):
+    baseline, candidate = (cell.record if cell is not None else None for cell in arms)
+    assert baseline is not None
+    assert candidate is not None
+    for name, record in zip(names, (baseline, candidate), strict=True):
+        if reason := _not_as_asked(name, record):
             return reason
-    return None
+    return baseline, candidate
 
 
-def _not_as_asked(record: Record) -> str | None:
+def _not_as_asked(name: str, record: Record) -> str | None:
     precision = record.precision
-    name = precision_name(precision.requested)
     if record.training is None:
         return f"The settings of {name} were not recorded."
     if precision.effective is None:
@@ -136,9 +154,13 @@ def _not_as_asked(record: Record) -> str | None:
     return None
 
 
-def _another(main: tuple[Record, Record], pair: tuple[Record, Record]) -> str | None:
+def _another(
+    main: tuple[Record, Record],
+    pair: tuple[Record, Record],
+    factor: Factor | tuple[Factor, ...],
+) -> str | None:
     """Why a pair is no repetition of the main one, or is confounded in itself."""
-    found = confounding(differences(*pair))
+    found = confounding(differences(*pair, factor=factor))
     for one, other in zip(main, pair, strict=True):
         found += [
             f"{d.setting}: {d.left} | {d.right}"
