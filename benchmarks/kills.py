@@ -275,8 +275,8 @@ def main() -> None:
     print(
         f"{len(kills)} kills ({victims['command']} of the command, {victims['worker']} of a "
         f"worker) at random moments of a study of {len(whole)} arms and {whole_s:.1f} s: "
-        f"{violated} with a violation; {sum(kill.failed for kill in kills)} failed records of killed workers, "
-        f"{sum(kill.left_out for kill in kills)} repetitions left out for them; finished records "
+        f"{violated} with a violation; {sum(kill.failed for kill in kills)} failed records of "
+        f"killed workers, {sum(kill.left_out for kill in kills)} repetitions left out for them; finished records "
         f"before the kill: {', '.join(f'{n} in {moments[n]}' for n in sorted(moments))}"
     )
     sys.exit(1 if violated else 0)
