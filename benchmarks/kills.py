@@ -270,14 +270,15 @@ def main() -> None:
         with ThreadPoolExecutor(options.jobs) as pool:
             kills = list(pool.map(kill, range(options.kills)))
     victims = Counter(kill.whom for kill in kills)
-    moments = Counter(kill.finished_before for kill in kills)
+    moments = sorted(Counter(kill.finished_before for kill in kills).items())
+    finished = ", ".join(f"{count} in {times}" for count, times in moments)
     violated = sum(bool(kill.violations) for kill in kills)
     print(
         f"{len(kills)} kills ({victims['command']} of the command, {victims['worker']} of a "
         f"worker) at random moments of a study of {len(whole)} arms and {whole_s:.1f} s: "
         f"{violated} with a violation; {sum(kill.failed for kill in kills)} failed records of "
-        f"killed workers, {sum(kill.left_out for kill in kills)} repetitions left out for them; finished records "
-        f"before the kill: {', '.join(f'{n} in {moments[n]}' for n in sorted(moments))}"
+        f"killed workers, {sum(kill.left_out for kill in kills)} repetitions left out for "
+        f"them; finished records before the kill: {finished}"
     )
     sys.exit(1 if violated else 0)
 
