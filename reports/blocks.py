@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from reports.comparison import ComparisonRow
+from reports.formats import listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +118,11 @@ class Page:
     rows: tuple[ComparisonRow, ...]
     sections: tuple[Section, ...]
     footer: str
+
+
+def by_text(said: Iterable[tuple[str, str]]) -> list[str]:
+    """``a and b: text`` for each text, with the names that it was said of."""
+    names: dict[str, list[str]] = {}
+    for name, text in said:
+        names.setdefault(text, []).append(name)
+    return [f"{listed(of_text)}: {text}" for text, of_text in names.items()]

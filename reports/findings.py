@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
+from harness.speedup import MIN_PAIRS_MEASURED
+from harness.verdict import Verdict
 from reports import formats
 from reports.blocks import Card
 from reports.causes import causes, explain
-from reports.cells import NOT_RUN_YET, Results
+from reports.cells import LEFT_OUT, NOT_RUN_YET, Results
 from reports.comparison import ComparisonRow
 from reports.fairness import SAME_START_TOLERANCE, data_groups, first_losses
+from reports.judged import Judged
 
 _IN_WORDS = {
     "pays": "pays in {}",
@@ -21,6 +25,20 @@ _WITHOUT_AN_ANSWER = {
     "unavailable": "no comparison could be made in {}",
     "confounded": "the arms differ in more than precision in {}",
 }
+
+_MAX_REASONS: Final = 3
+"""Reasons for leaving arms out that the first page tells one by one."""
+
+
+class Answer(Protocol):
+    """Whether AMP pays in a backend: a row of the comparison, or a ladder."""
+
+    @property
+    def backend(self) -> str: ...
+    @property
+    def judged(self) -> Judged: ...
+    @property
+    def verdict(self) -> Verdict: ...
 
 
 def card(row: ComparisonRow, gap: str | None = None) -> Card:
@@ -39,15 +57,15 @@ def card(row: ComparisonRow, gap: str | None = None) -> Card:
     )
 
 
-def headline(rows: Sequence[ComparisonRow]) -> str:
+def headline(answers: Sequence[Answer]) -> str:
     """All verdicts in one sentence, each with the first of its causes."""
-    if not rows:
+    if not answers:
         return "No fp32 or AMP arm has been planned or run."
     backends: dict[str, list[str]] = {}
-    for row in rows:
-        found = causes(row.judged)
+    for answer in answers:
+        found = causes(answer.judged)
         why = f" ({found[0].short})" if found else ""
-        backends.setdefault(row.verdict.outcome, []).append(f"{row.backend}{why}")
+        backends.setdefault(answer.verdict.outcome, []).append(f"{answer.backend}{why}")
 
     def said(words: Mapping[str, str]) -> list[str]:
         return [
@@ -62,15 +80,51 @@ def headline(rows: Sequence[ComparisonRow]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def assumptions(rows: Sequence[ComparisonRow]) -> str:
+def assumptions(answers: Sequence[Answer]) -> str:
     """What stands in for the spread of processes where there were too few pairs to show it."""
     backends: dict[str, list[str]] = {}
-    for row in rows:
-        if row.verdict.assumption is not None:
-            backends.setdefault(row.verdict.assumption, []).append(row.backend)
+    for answer in answers:
+        if answer.verdict.assumption is not None:
+            backends.setdefault(answer.verdict.assumption, []).append(answer.backend)
     if len(backends) < 2:
         return "".join(backends)
     return " ".join(f"{formats.listed(names)}: {text}" for text, names in backends.items())
+
+
+def left_out(results: Results, answers: Sequence[Answer]) -> str:
+    """Which planned arms were not run, and why; and where the budget cost process pairs.
+
+    Empty where all were run. It is no failure: a study decides it by its budget and first results.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for cell in results.cells:
+        if cell.status == LEFT_OUT:
+            by_reason.setdefault(cell.reason or "no reason was recorded", []).append(cell.arm)
+    if not by_reason:
+        return ""
+    told = [
+        f"{formats.listed(arms)} ({reason})" for reason, arms in [*by_reason.items()][:_MAX_REASONS]
+    ]
+    more = sum(len(arms) for arms in [*by_reason.values()][_MAX_REASONS:])
+    if more:
+        told.append(f"{more} more (below)")
+    return f"{_few_pairs(results, answers)}Left out: {'; '.join(told)}."
+
+
+def _few_pairs(results: Results, answers: Sequence[Answer]) -> str:
+    budget_s = results.study.budget_s if results.study is not None else None
+    shortened = {cell.backend for cell in results.cells if cell.status == LEFT_OUT}
+    few = [
+        f"{answer.backend} {len(answer.judged.counted)}"
+        for answer in answers
+        if answer.backend in shortened and 0 < len(answer.judged.counted) < MIN_PAIRS_MEASURED
+    ]
+    if budget_s is None or not few:
+        return ""
+    return (
+        f"The budget of {budget_s:,.0f} s left time for fewer than {MIN_PAIRS_MEASURED} process "
+        f"pairs ({formats.listed(few)}), from which on their spread is measured. "
+    )
 
 
 def run_headline(results: Results) -> str:
@@ -86,7 +140,7 @@ def run_headline(results: Results) -> str:
     )
 
 
-def warnings(results: Results, rows: Sequence[ComparisonRow]) -> list[str]:
+def warnings(results: Results, answers: Sequence[Answer]) -> list[str]:
     """What must be read before any figure of this report."""
     found: list[str] = []
     for groups in data_groups(results.records).values():
@@ -115,7 +169,7 @@ def warnings(results: Results, rows: Sequence[ComparisonRow]) -> list[str]:
         waiting = [cell.arm for cell in results.cells if cell.status == NOT_RUN_YET]
         if waiting:
             found.append(f"The study is not finished; not run yet: {formats.listed(waiting)}.")
-    found += [f"{row.backend}: {text}" for row in rows for text in row.verdict.warnings]
+    found += [f"{answer.backend}: {text}" for answer in answers for text in answer.verdict.warnings]
     found += [f"{record.arm}: {text}" for record in results.records for text in record.warnings]
     return found
 

@@ -9,11 +9,16 @@ from statistics import median
 from harness.records import Record, ThroughputPart
 from reports import charts, formats
 from reports.blocks import Block, Chart, Figure, Paragraph, Section, Table
-from reports.cells import NOT_RUN_YET, UNREADABLE, Cell, Results
+from reports.cells import LEFT_OUT, NOT_RUN_YET, UNREADABLE, Cell, Results
 from reports.comparison import ComparisonRow
 from reports.fairness import same_data
 from reports.formats import count, number, percent, seconds
 from reports.speedup import window_rates
+
+_MORE_TIME = (
+    "compare --resume with the study's folder gives it its budget anew, and measures what then "
+    "fits."
+)
 
 
 def legend(
@@ -29,14 +34,26 @@ def legend(
 
 
 def missing_section(results: Results) -> Section | None:
-    """Cells that are not ok, each with its reason and what to do about it."""
-    cells = [cell for cell in results.cells if cell.status != "ok"]
-    if not cells:
+    """Cells that are not ok, each with its reason and what to do about it; and those left out."""
+    missing = [cell for cell in results.cells if cell.status not in ("ok", LEFT_OUT)]
+    blocks: list[Block] = []
+    if missing:
+        rows = tuple((c.arm, c.status, c.reason or formats.UNKNOWN, _remedy(c)) for c in missing)
+        columns = ("Cell", "Status", "Reason", "Remedy")
+        caption = "Why there is none, and what to do"
+        blocks.append(Table(caption=caption, columns=columns, rows=rows))
+    reasons: dict[str, list[str]] = {}
+    for cell in results.cells:
+        if cell.status == LEFT_OUT:
+            reasons.setdefault(cell.reason or formats.UNKNOWN, []).append(cell.arm)
+    if reasons:
+        rows = tuple((formats.listed(arms), reason) for reason, arms in reasons.items())
+        caption = "Left out: repetitions that had no time or no point. Nothing went wrong"
+        blocks.append(Table(caption=caption, columns=("Cells", "Reason"), rows=rows))
+        blocks.append(Paragraph(text=_MORE_TIME))
+    if not blocks:
         return None
-    rows = tuple((c.arm, c.status, c.reason or formats.UNKNOWN, _remedy(c)) for c in cells)
-    columns = ("Cell", "Status", "Reason", "Remedy")
-    table = Table(caption="Why there is none, and what to do", columns=columns, rows=rows)
-    return Section(anchor="missing", title="Cells without a result", blocks=(table,))
+    return Section(anchor="missing", title="Cells without a result", blocks=tuple(blocks))
 
 
 def _remedy(cell: Cell) -> str:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from harness.records import Record
 from reports import formats
+from reports.attribution import ladders
 from reports.blocks import Page
 from reports.cast_policy import cast_policy_section
 from reports.cells import Results, read_results
 from reports.comparison import comparison_rows
 from reports.efficiency_section import efficiency_section
-from reports.findings import assumptions, card, headline, run_headline, warnings
+from reports.findings import assumptions, card, headline, left_out, run_headline, warnings
+from reports.ladder_section import ladder_card, ladder_section
 from reports.loss_scaling import gradient_section, loss_scale_section
 from reports.measured import (
     accuracy_section,
@@ -78,8 +80,12 @@ def write_report(directory: Path) -> ReportFiles:
 def build_page(results: Results) -> Page:
     """Everything the report says, before it is given a form."""
     rows = tuple(comparison_rows(results.cells))
+    climbed = ladders(results)
+    # A ladder has no arms of main settings; what it says of AMP then stands in their place.
+    answers = rows or climbed
     sections = (
         missing_section(results),
+        ladder_section(climbed),
         speed_section(results, rows),
         time_section(results, rows),
         efficiency_section(results),
@@ -99,6 +105,8 @@ def build_page(results: Results) -> Page:
         glossary_section(),
     )
     gaps = amp_gap_facts(results.seed_records)
+    cards = tuple(card(row, gaps.get(row.backend)) for row in rows)
+    cards = cards or tuple(ladder_card(ladder) for ladder in climbed)
     single = results.study is None
     record = results.records[0] if results.records else None
     source = results.study or record
@@ -110,10 +118,10 @@ def build_page(results: Results) -> Page:
     return Page(
         title=title,
         subtitle=_subtitle(results),
-        headline=run_headline(results) if single else headline(rows),
-        cards=() if single else tuple(card(row, gaps.get(row.backend)) for row in rows),
-        caveat=assumptions(rows),
-        warnings=tuple(warnings(results, rows)),
+        headline=run_headline(results) if single else headline(answers),
+        cards=() if single else cards,
+        caveat=" ".join(filter(None, (assumptions(answers), left_out(results, answers)))),
+        warnings=tuple(warnings(results, answers)),
         rows=rows,
         sections=tuple(section for section in sections if section is not None),
         footer=f"Written from records of version {source.harness_version}, "

@@ -1,0 +1,160 @@
+"""The section on the attribution ladder: one change a rung, and what each adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from harness.ladder import LADDER
+from harness.speedup import Speedup
+from reports import formats
+from reports.attribution import STRICT, Ladder, RungResult, amp_share
+from reports.blocks import Block, Card, Chart, Figure, Paragraph, Section, Table, by_text
+from reports.charts import PRECISION_COLOURS
+from reports.formats import UNKNOWN, number
+from reports.judged import Judged
+from reports.measured import legend
+from reports.speedup_charts import ladder_chart
+
+_HOW: Final = (
+    "Each rung differs in one setting from the rung that it is compared with. All rungs of a "
+    "backend were alive together and took turns with their windows; every factor is a ratio of "
+    "paired windows with its 95 % interval, and repetitions are further process pairs of it. "
+    f"Factors over {STRICT.title} are measured, not multiplied."
+)
+
+
+def ladder_section(ladders: Sequence[Ladder]) -> Section | None:
+    """None where the study has no ladder."""
+    if not ladders:
+        return None
+    blocks: list[Block] = [Paragraph(text=_HOW)]
+    blocks += [
+        Paragraph(text=f"{ladder.backend}: {_sentence(amp_share(ladder))}") for ladder in ladders
+    ]
+    charts = tuple(_chart(ladder) for ladder in ladders)
+    caption = (
+        f"Images per second over {STRICT.title}, with the 95 % interval; the figure is that factor."
+    )
+    blocks.append(Figure(caption=caption, charts=charts))
+    for ladder in ladders:
+        blocks.append(_table(ladder))
+        blocks += [Paragraph(text=text, kind="note") for text in _gaps(ladder)]
+        blocks += [
+            Paragraph(text=f"{ladder.backend}, {text}", kind="warning")
+            for text in by_text(_warnings(ladder))
+        ]
+    return Section(anchor="ladder", title="What each setting adds", blocks=tuple(blocks))
+
+
+def ladder_card(ladder: Ladder) -> Card:
+    """Whether AMP by itself pays, and its share in the whole gain."""
+    verdict = ladder.verdict
+    return Card(
+        backend=ladder.backend,
+        kind=verdict.outcome,
+        ratio=formats.times(verdict.speedup),
+        interval=formats.bounds(verdict.speedup),
+        sentence=verdict.reason,
+        facts=() if verdict.speedup is None else (amp_share(ladder).removesuffix("."),),
+    )
+
+
+def _table(ladder: Ladder) -> Table:
+    return Table(
+        caption=f"{ladder.backend}: the ladder",
+        columns=(
+            "Rung",
+            "Compared with",
+            "images/s",
+            "Factor",
+            "Verdict",
+            f"Over {STRICT.title}",
+            "Verdict over it",
+            "Process pairs",
+            "Measured in turn",
+            "Status",
+        ),
+        rows=tuple(_row(result) for result in ladder.rungs),
+        numeric=True,
+    )
+
+
+def _row(result: RungResult) -> tuple[str, ...]:
+    counted = [] if result.gain is None else result.gain.counted
+    in_turn = None if result.gain is None else result.gain.in_turn
+    return (
+        result.rung.title,
+        result.below.title if result.below else UNKNOWN,
+        number(result.images_per_s),
+        *_factor(result.gain),
+        *_factor(result.total),
+        formats.count(len(counted) or None),
+        {True: "yes", False: "no", None: UNKNOWN}[in_turn],
+        result.status.replace("_", " "),
+    )
+
+
+def _factor(judged: Judged | None) -> tuple[str, str]:
+    if judged is None:
+        return UNKNOWN, UNKNOWN
+    gain = judged.verdict.speedup
+    return f"{formats.times(gain)} {formats.bounds(gain)}".rstrip(), judged.verdict.outcome
+
+
+def _gaps(ladder: Ladder) -> list[str]:
+    """Why a rung has no result or no factor, and which pairs do not count."""
+    found = []
+    for result in ladder.rungs:
+        name = f"{ladder.backend}, {result.rung.title}"
+        if result.status != "ok":
+            reason = result.reason or "no reason was recorded"
+            found.append(f"{name}: {result.status.replace('_', ' ')}: {_sentence(reason)}")
+            continue
+        told = [judged for judged in (result.gain, result.total) if judged is not None]
+        reasons = [judged.verdict.reason for judged in told if judged.verdict.speedup is None]
+        found += [f"{name}: {reason}" for reason in dict.fromkeys(reasons)]
+        found += [f"{name}: {_sentence(note)}" for note in (told[0].notes if told else ())]
+    return found
+
+
+def _warnings(ladder: Ladder) -> list[tuple[str, str]]:
+    return [
+        (result.rung.title, text)
+        for result in ladder.rungs
+        if result.gain is not None
+        for text in result.gain.verdict.warnings
+    ]
+
+
+def _chart(ladder: Ladder) -> Chart:
+    drawn = [(r.rung.title, _precision(r), _total(r), _text(r)) for r in ladder.rungs]
+    return Chart(
+        title=ladder.backend,
+        svg=ladder_chart(drawn),
+        alt=f"{ladder.backend}, factor over {STRICT.title}: "
+        + "; ".join(f"{title} {text}" for title, _, _, text in drawn),
+        legend=legend(PRECISION_COLOURS, PRECISION_COLOURS, dashed=False),
+    )
+
+
+def _precision(result: RungResult) -> str:
+    return "fp32" if LADDER.index(result.rung) < 2 else "amp"
+
+
+def _total(result: RungResult) -> Speedup | None:
+    return None if result.total is None else result.total.verdict.speedup
+
+
+def _text(result: RungResult) -> str:
+    if result.total is None:
+        return "1" if result.status == "ok" else result.status.replace("_", " ")
+    if result.total.verdict.speedup is not None:
+        return formats.times(result.total.verdict.speedup)
+    if result.status != "ok":
+        return result.status.replace("_", " ")
+    return result.total.verdict.outcome
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
