@@ -13,6 +13,7 @@ from harness.records import Record
 from reports import formats
 from reports.attribution import ladders
 from reports.blocks import Page
+from reports.break_even import break_even_maps
 from reports.cast_policy import cast_policy_section
 from reports.cells import Results, read_results
 from reports.comparison import comparison_rows
@@ -20,6 +21,7 @@ from reports.efficiency_section import efficiency_section
 from reports.findings import assumptions, card, headline, left_out, run_headline, warnings
 from reports.ladder_section import ladder_card, ladder_section
 from reports.loss_scaling import gradient_section, loss_scale_section
+from reports.map_section import map_section
 from reports.measured import (
     accuracy_section,
     loss_section,
@@ -86,6 +88,7 @@ def build_page(results: Results) -> Page:
     sections = (
         missing_section(results),
         ladder_section(climbed),
+        map_section(break_even_maps(results)),
         speed_section(results, rows),
         time_section(results, rows),
         efficiency_section(results),
