@@ -124,7 +124,8 @@ def test_nan_and_infinity_are_kept_in_valid_json(tmp_path: Path):
 @pytest.mark.parametrize("kind", [Record, Study, DataPart, Window, ThroughputPart, EpochPart])
 def test_times_sizes_and_rates_name_their_unit(kind: Any):
     bare = re.compile(r"(^|_)(time|memory|size|speed|wait|peak|energy|rate|throughput)$")
-    groups = {"throughput", "memory", "energy", "peak"}  # parts of a record, with named units inside
+    # Parts of a record, with named units inside.
+    groups = {"throughput", "memory", "energy", "peak"}
 
     numbers = {name for name in kind.model_fields if name not in groups}
 
