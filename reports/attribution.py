@@ -166,7 +166,7 @@ def _result(
     ]
     # Between strict fp32 and a rung, whatever the ladder changes may have been changed.
     lower = LADDER[1 : LADDER.index(rung) + 1]
-    changed = tuple(dict.fromkeys(_CHANGES[step.variant] for step in lower))
+    changed: tuple[Factor, ...] = tuple(dict.fromkeys(_CHANGES[step.variant] for step in lower))
     return RungResult(
         rung=rung,
         status=NOT_RUN_YET if first is None else first.status,

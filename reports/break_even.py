@@ -10,7 +10,7 @@ from reports.attribution import RUNGS
 from reports.causes import NOT_DETERMINED, causes
 from reports.cells import Cell, Results
 from reports.comparison import ComparisonRow, comparison_rows
-from reports.formats import listed
+from reports.formats import UNKNOWN, listed
 
 Region = Literal["pays", "slower", "undecided", "no result"]
 
@@ -36,13 +36,18 @@ class MapCell:
 
     @property
     def diagnosis(self) -> str:
-        """What was measured to be the cause, each with its kind; or why there is no ratio."""
+        """What was measured to be the cause, each with its kind; or why there is no ratio.
+
+        Where AMP pays, nothing is missing if no cause is known.
+        """
         if self.row.verdict.speedup is None:
             return "; ".join(self.row.gaps) or self.row.verdict.reason
         found = [
             cause.short if cause.short.startswith(cause.kind) else f"{cause.kind}: {cause.short}"
             for cause in causes(self.row.judged)
         ]
+        if not found and self.region == "pays":
+            return UNKNOWN
         return "; ".join(found) or NOT_DETERMINED.rstrip(".").lower()
 
 

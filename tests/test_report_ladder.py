@@ -14,7 +14,7 @@ from report_records import ok_record, precision_part, study_of, write_study
 from harness.records import Record, Window
 from reports import write_report
 from reports.attribution import Ladder, amp_share, ladders
-from reports.blocks import Page, Table
+from reports.blocks import Page, Paragraph, Table
 from reports.cells import Results, study_cells
 from reports.ladder_section import ladder_section
 from reports.pages import build_page
@@ -164,7 +164,7 @@ def test_a_rung_that_the_device_lacks_is_left_out_of_the_chain_and_told():
     assert factors(ladder)["AMP float16"] == pytest.approx(1.65)
     section = ladder_section([ladder])
     assert section is not None
-    texts = [block.text for block in section.blocks if block.block == "paragraph"]
+    texts = [block.text for block in section.blocks if isinstance(block, Paragraph)]
     assert "torch, TF32: unavailable: CPU has no TF32." in texts
     assert any("over strict fp32 (pays); all changes" in text for text in texts)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_records import ok_record, study_of, write_study
+from report_records import BATCH_SIZE, ok_record, study_of, write_study
 
 from harness.records import DevicePart, ProfilePart, Record
 from reports import write_report
@@ -40,18 +40,32 @@ def cell(
             measured["compute_windows"] = alone.windows[1:]
         if profiles is not None:
             measured["profile"] = profiles[place]
-        records.append(
-            ok_record(
-                backend,
-                precision,
-                rates=[rate] * 6,
-                variant=f"{b}{s}",
-                label=label,
-                training={"batch_size": batch_size, "image_size": image_size},
-                **(measured | changes),
-            )
+        record = ok_record(
+            backend,
+            precision,
+            rates=[rate] * 6,
+            variant=f"{b}{s}",
+            label=label,
+            training={"batch_size": batch_size, "image_size": image_size},
+            **(measured | changes),
         )
+        records.append(of_batch(record, batch_size))
     return records
+
+
+def of_batch(record: Record, batch_size: int) -> Record:
+    """`record`, made for batches of 16, with the images and times of another batch size."""
+    scale = batch_size / BATCH_SIZE
+    scaled = {
+        part: [
+            window.model_copy(
+                update={"images": round(scale * window.images), "time_s": scale * window.time_s}
+            )
+            for window in getattr(record, part)
+        ]
+        for part in ("windows", "compute_windows")
+    }
+    return record.model_copy(update=scaled)
 
 
 def results_of(*records: Record, **changes: Any) -> Results:
@@ -142,7 +156,7 @@ def profile(step_s: float, convolution_s: float, **changes: Any) -> ProfilePart:
         "steps": 2,
         "step_s": step_s,
         "phases_s": None,
-        "operations_s": {"convolution": convolution_s, "elementwise": 0.1},
+        "operations_s": {"convolution": convolution_s, "elementwise": 0.05},
         "device_busy_s": None,
         "kernels": None,
     }
@@ -150,8 +164,8 @@ def profile(step_s: float, convolution_s: float, **changes: Any) -> ProfilePart:
 
 
 def test_slow_operations_are_diagnosed_so():
-    # 16 images at 40 and 20 images/s: steps of 0.4 and 0.8 s, the difference in convolutions.
-    slow = cell(8, 32, 20.0, profiles=(profile(0.4, 0.3), profile(0.8, 0.7)))
+    # 8 images at 40 and 20 images/s: steps of 0.2 and 0.4 s, the difference in convolutions.
+    slow = cell(8, 32, 20.0, profiles=(profile(0.2, 0.15), profile(0.4, 0.35)))
     found = map_of(*slow, *cell(16, 32, 60.0))
 
     assert found.cells[0].diagnosis == (
@@ -160,12 +174,12 @@ def test_slow_operations_are_diagnosed_so():
 
 
 def test_a_launch_bound_cell_is_diagnosed_so():
-    # On resident batches 16 images at 40 and 30 images/s take 0.4 and 0.533 s; kernels run 0.2 s
-    # of each, so that all of the difference is waiting for the host.
+    # On resident batches 8 images at 40 and 30 images/s take 0.2 and 0.267 s; kernels run 0.1 s of
+    # each, so that all of the difference is waiting for the host.
     gpu = DevicePart(type="cuda", name="Example GPU")
     profiles = tuple(
-        profile(step_s, 0.1, device_busy_s=0.2, operations_s={"convolution": 0.2})
-        for step_s in (0.4, 0.533)
+        profile(step_s, 0.1, device_busy_s=0.1, operations_s={"convolution": 0.1})
+        for step_s in (0.2, 0.267)
     )
     slow = cell(8, 32, 30.0, compute=(40.0, 30.0), profiles=(profiles[0], profiles[1]), device=gpu)
     found = map_of(*slow, *cell(16, 32, 60.0))

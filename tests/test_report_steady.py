@@ -1,5 +1,7 @@
 """Windows before the steady state count as warm-up, for both arms of a pair."""
 
+from collections.abc import Sequence
+
 import pytest
 from report_records import ok_record
 
@@ -9,13 +11,13 @@ from reports.comparison import ComparisonRow, comparison_rows
 from reports.speedup import process_pair
 
 
-def row_of(fp32: list[float], amp: list[float]) -> ComparisonRow:
+def row_of(fp32: Sequence[float], amp: Sequence[float]) -> ComparisonRow:
     """The row of two arms whose windows ran at these images/s."""
     (row,) = comparison_rows(study_cells(None, both(fp32, amp)))
     return row
 
 
-def both(fp32: list[float], amp: list[float]) -> tuple[Record, Record]:
+def both(fp32: Sequence[float], amp: Sequence[float]) -> tuple[Record, Record]:
     return ok_record(rates=fp32), ok_record(precision="amp", rates=amp)
 
 
