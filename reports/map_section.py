@@ -27,7 +27,8 @@ def map_section(maps: Sequence[BreakEvenMap]) -> Section | None:
         blocks.append(Paragraph(text=f"{found.name}: {'; '.join(found.break_even())}."))
     caption = (
         "AMP's speedup over batch size and image size. The colour tells the region, its strength "
-        "how far the speedup is from 1 (full at a factor of 2); a frame marks where AMP pays."
+        "how far the speedup is from 1 (full at a factor of 2); a frame marks where AMP pays, and "
+        "a question mark what is undecided."
     )
     blocks.append(Figure(caption=caption, charts=tuple(_chart(found) for found in maps)))
     for found in maps:
@@ -90,7 +91,8 @@ def _chart(found: BreakEvenMap) -> Chart:
             cell.image_size,
             gain.ratio if (gain := cell.row.verdict.speedup) else None,
             cell.region,
-            formats.times(gain),
+            # So that a reader without colours sees it too.
+            f"{formats.times(gain)} ?" if cell.region == "undecided" else formats.times(gain),
         )
         for cell in found.cells
     ]

@@ -265,7 +265,7 @@ def test_a_page_with_a_map_draws_each_cell_and_keeps_its_main_comparison(tmp_pat
     html = write_report(write_study(tmp_path, study, *records)).html.read_text("utf-8")
 
     section = html.split('id="map"')[1].split("<section")[0]
-    for figure in ("×0.500", "×1.50", "×2.00", "batch size", "image size, px"):
+    for figure in ("×0.500", "×1.00 ?", "×1.50", "×2.00", "batch size", "image size, px"):
         assert f">{figure}</text>" in section
     # One pair cannot show that equal arms are equal.
     assert "The windows are too noisy to tell in torch." in html
