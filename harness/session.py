@@ -103,10 +103,12 @@ class Session:
             return
         from rich.console import Console
 
-        from reports import comparison_table, render_console
+        from reports import comparison_table, render_console, render_ladders
 
         console: Console = Console()
-        console.print(render_console(comparison_table(None, records)))
+        rows = comparison_table(None, records)
+        # A ladder has no arms of main settings to put into rows.
+        console.print(render_console(rows) if rows else render_ladders(records))
         console.print(
             f"report: {report_path}" if report_path else f"record: {self.directory}/record.json",
             highlight=False,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from harness.records import Record
 from reports import formats
+from reports.attribution import amp_share, ladders
 from reports.causes import explain
+from reports.cells import Results, study_cells
 from reports.comparison import ArmFigures, ComparisonRow
 from reports.findings import assumptions
 from reports.formats import printable
@@ -15,7 +18,13 @@ from reports.formats import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_STYLES = {"ok": "green", "not run yet": "dim", "not planned": "dim", "unavailable": "yellow"}
+_STYLES = {
+    "ok": "green",
+    "not run yet": "dim",
+    "left out": "dim",
+    "not planned": "dim",
+    "unavailable": "yellow",
+}
 
 # Where the terminal is narrow this column gives way, by folding.
 _FOLDING = "peak MiB"
@@ -57,6 +66,34 @@ def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
     ]
     assumed = assumptions(rows)
     return Group(table, *notes, *([Text(printable(assumed), style="dim")] if assumed else []))
+
+
+def render_ladders(records: Iterable[Record]) -> RenderableType:
+    """For the rungs of ladders: a line each, and AMP's own share; as :func:`render_console`."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for ladder in ladders(Results(study=None, cells=study_cells(None, records))):
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        headings = (ladder.backend, "images/s", "factor", "verdict", "over strict fp32", "status")
+        for heading in headings:
+            table.add_column(Text(printable(heading)))
+        for result in ladder.rungs:
+            gain, total = (
+                judged and judged.verdict.speedup for judged in (result.gain, result.total)
+            )
+            table.add_row(
+                result.rung.title,
+                formats.number(result.images_per_s),
+                Text(f"{formats.times(gain)} {formats.bounds(gain)}".rstrip()),
+                result.gain.verdict.outcome if result.gain else formats.UNKNOWN,
+                Text(f"{formats.times(total)} {formats.bounds(total)}".rstrip()),
+                Text(result.status.replace("_", " "), style=_STYLES.get(result.status, "bold red")),
+            )
+        parts += [table, Text(printable(amp_share(ladder)))]
+    return Group(*parts)
 
 
 def _said(row: ComparisonRow) -> tuple[str, ...]:

@@ -50,7 +50,8 @@ def missing_section(results: Results) -> Section | None:
         rows = tuple((formats.listed(arms), reason) for reason, arms in reasons.items())
         caption = "Left out: repetitions that had no time or no point. Nothing went wrong"
         blocks.append(Table(caption=caption, columns=("Cells", "Reason"), rows=rows))
-        blocks.append(Paragraph(text=_MORE_TIME))
+        if results.study is not None and results.study.budget_s is not None:
+            blocks.append(Paragraph(text=_MORE_TIME))
     if not blocks:
         return None
     return Section(anchor="missing", title="Cells without a result", blocks=tuple(blocks))

@@ -4,6 +4,7 @@ The arms of a ladder are named after their rungs: rung0 strict fp32, rung1 TF32,
 rung3 AMP bfloat16, rung4 channels-last, rung5 twice the batch, rung6 compiled.
 """
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from report_records import ok_record, precision_part, study_of, write_study
 
 from harness.records import Record, Window
-from reports import write_report
+from reports import render_ladders, write_report
 from reports.attribution import Ladder, amp_share, ladders
 from reports.blocks import Page, Paragraph, Table
 from reports.cells import Results, study_cells
@@ -294,6 +295,23 @@ def test_the_page_of_a_ladder_has_a_headline_and_cards_from_its_amp_rung(tmp_pat
     assert "1 process pair cannot show how processes differ" in page.caveat
     html = write_report(write_study(tmp_path, study, *records)).html.read_text("utf-8")
     assert "What each setting adds" in html
+
+
+def test_the_terminal_shows_the_rungs_with_their_factors():
+    from rich.console import Console
+
+    records = whole()
+    records[6] = without(records[6], "failed", "no compiler")
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render_ladders(records))
+    lines = console.export_text().splitlines()
+
+    amp = next(line for line in lines if line.startswith("AMP float16 "))
+    for figure in ("165", "×1.50 [", "pays", "×1.65 [", "ok"):
+        assert figure in amp
+    (compiled,) = [line for line in lines if line.startswith("compiled ")]
+    assert "failed" in compiled
+    assert "AMP's share in that gain is 51 %" in " ".join(lines)
 
 
 def test_a_study_without_a_ladder_has_no_such_section():
