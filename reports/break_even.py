@@ -77,8 +77,8 @@ class BreakEvenMap:
         return [cell for cell in self.cells if cell.image_size == image_size]
 
 
-def break_even_maps(results: Results) -> list[BreakEvenMap]:
-    """The maps of a study: backends with two batch sizes or two image sizes at least."""
+def compared_cells(results: Results) -> dict[tuple[str, str, str], list[MapCell]]:
+    """Backend, model and input → a cell for each batch and image size that was planned."""
     groups: dict[tuple[str, str, str], list[MapCell]] = {}
     for variant in dict.fromkeys(cell.variant for cell in results.cells):
         if variant in RUNGS:
@@ -92,9 +92,17 @@ def break_even_maps(results: Results) -> list[BreakEvenMap]:
                     variant=variant, batch_size=batch_size, image_size=image_size, row=row
                 )
                 groups.setdefault((row.backend, model, read), []).append(cell)
-    maps = {
+    return {
         key: sorted(cells, key=lambda cell: (cell.image_size, cell.batch_size))
         for key, cells in groups.items()
+    }
+
+
+def break_even_maps(results: Results) -> list[BreakEvenMap]:
+    """The maps of a study: backends with two batch sizes or two image sizes at least."""
+    maps = {
+        key: cells
+        for key, cells in compared_cells(results).items()
         if len({c.batch_size for c in cells}) > 1 or len({c.image_size for c in cells}) > 1
     }
     several = len({key[1:] for key in maps}) > 1

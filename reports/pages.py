@@ -39,6 +39,7 @@ from reports.provenance import (
 from reports.quality_section import quality_section
 from reports.results_csv import results_csv
 from reports.same_experiment import same_experiment_section
+from reports.settings_compared import settings_compared_section
 from reports.time_section import time_section
 from reports.yardstick_section import amp_gap_facts, yardstick_section
 
@@ -89,6 +90,7 @@ def build_page(results: Results) -> Page:
         missing_section(results),
         ladder_section(climbed),
         map_section(break_even_maps(results)),
+        settings_compared_section(results),
         speed_section(results, rows),
         time_section(results, rows),
         efficiency_section(results),
