@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
-# Trains ResNet-18 on one NVIDIA GPU with PyTorch, one change at a time, and prints a table.
+# What mixed precision does to PyTorch on one NVIDIA GPU, in under eight minutes: the device's peaks,
+# the verdict on AMP for ResNet-18 at 224 px with memory and energy, the ladder of settings, and the
+# largest batches.
 #
-#   scripts/gpu_check.sh                 about five minutes on one GPU
+#   scripts/gpu_check.sh                 on one GPU
 #   scripts/gpu_check.sh --device cpu    the same path on a CPU, tiny, to see that it works
 #
-# Needs python3 with torch, numpy, pillow, pandas and psutil. What else the harness imports is taken
-# from the wheels in $WHEELS (default .whl) where that folder exists; fill it beforehand with:
-#   python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl click rich \
-#     pygments markdown-it-py mdurl pydantic pydantic-core annotated-types typing-inspection \
-#     typing-extensions filelock platformdirs nvidia-ml-py zstandard
-# The records lie in $OUT (default runs/gpu-check).
+# Needs python3 with torch, numpy, pillow, pandas, scipy and psutil. What else the harness imports is
+# taken from the wheels in $WHEELS (default .whl) where that folder exists; fill it beforehand with
+#   python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl \
+#     altair annotated-types attrs click filelock jinja2 jsonschema jsonschema-specifications \
+#     markdown-it-py markupsafe mdurl narwhals nvidia-ml-py platformdirs pooch pydantic \
+#     pydantic-core pygments referencing rich rpds-py typing-extensions typing-inspection \
+#     vl-convert-python zstandard
+# Records and reports lie in $OUT (default runs/gpu-check), which must not hold an earlier check.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,53 +32,54 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
 fi
 
 if [ "$device" = cpu ]; then
-  common=(--image-size 32 --batch-size 8 --steps 6 --warmup-steps 2)
+  size=(--model lenet --image-size 32)
+  compare=(--batch-size 8 --budget 20s)
+  ladder=(--batch-size 8 --budget 20s)
+  max_batch=(--memory-limit 500M)
 else
-  common=(--image-size 224 --batch-size 256 --steps 120 --warmup-steps 20)
+  size=(--model resnet18 --image-size 224)
+  compare=(--batch-size 64 --budget 100s)
+  ladder=(--batch-size 256 --budget 90s)
+  max_batch=(--step 512)
   nvidia-smi --query-gpu=name,driver_version,power.limit,clocks.max.sm --format=csv,noheader || true
 fi
 
-run() { # name, then options of the run
-  local name=$1
+part() { # seconds it may take, then a command of the harness
+  local limit=$1
   shift
-  "$python" -m harness --backend torch --device "$device" "${common[@]}" "$@" \
-    --out "$out/$name" --json >"$out/$name.json" || echo "$name: exit code $?" >&2
+  printf '\n== %s (at %d s)\n' "$*" "$SECONDS"
+  timeout -k 5 "$limit" "$python" -m harness "$@" 2>"$out/$1.log" || {
+    echo "$1: exit code $?"
+    tail -n 5 "$out/$1.log"
+  }
 }
 
-run fp32          --input synthetic
-run tf32          --input synthetic --tf32
-run amp-float16   --input synthetic --amp
-run amp-bfloat16  --input synthetic --amp --amp-dtype bfloat16
-run fp32-nhwc     --input synthetic --layout nhwc
-run amp-nhwc      --input synthetic --amp --layout nhwc
-run amp-nhwc-sgd  --input synthetic --amp --layout nhwc --optimizer sgd --clip-norm 1
-run amp-compiled  --input synthetic --amp --layout nhwc --compile on
-# Real files through the cache: the batches must arrive while a step runs.
-run photos-fp32   --batch-size 16 --steps 60
-run photos-amp    --batch-size 16 --steps 60 --amp
+part 60 doctor --backend torch --device "$device" --measure-peak
+part 150 compare --backend torch --device "$device" "${size[@]}" "${compare[@]}" --out "$out/compare"
+part 190 compare --ladder --backend torch --device "$device" "${size[@]}" "${ladder[@]}" \
+  --input synthetic --out "$out/ladder"
+part 80 max-batch --backend torch --device "$device" "${size[@]}" "${max_batch[@]}" \
+  --out "$out/max-batch"
 
-"$python" - "$out" <<'PYTHON'
-import json, pathlib, sys
+printf '\n== the ladder\n'
+sed -n '/^## What each setting adds/,/^## Speed/p' "$out/ladder/report.md" | grep '^|' | tr -d '\\' || true
+printf '\n== memory and energy\n'
+"$python" - "$out"/*/results.csv <<'PYTHON'
+import csv, sys
 
-columns = "{:14} {:12} {:9} {:>9} {:>9} {:>9} {:>8} {:>6} {:>7} {:>7}  {}"
-print(columns.format("run", "status", "effective", "images/s", "alloc GiB", "resv GiB", "used GiB",
-                     "wait %", "threads", "skipped", "loss"))
-for path in sorted(pathlib.Path(sys.argv[1]).glob("*/record.json"), key=lambda p: p.stat().st_mtime):
-    record = json.loads(path.read_text())
-    speed, memory = record["throughput"] or {}, record["memory"] or {}
-    def gib(name):
-        value = memory.get(name)
-        return "-" if value is None else f"{value / 2**30:.2f}"
-    def number(name, factor, digits):
-        value = speed.get(name)
-        return "-" if value is None else f"{value * factor:.{digits}f}"
-    losses = record["steps"]["loss"]
-    print(columns.format(
-        path.parent.name, record["status"], str(record["precision"]["effective"]),
-        number("images_per_s", 1, 1), gib("device_allocated_peak_bytes"),
-        gib("device_reserved_peak_bytes"), gib("device_used_delta_bytes"),
-        number("data_wait_fraction", 100, 1), number("threads_in_use", 1, 2),
-        sum(record["steps"]["skipped"]), f"{float(losses[0]):.4f} -> {float(losses[-1]):.4f}" if losses else "-"))
-    if record["reason"]:
-        print(" " * 15 + record["reason"])
+GIB = ("device_allocated_peak_bytes", "device_reserved_peak_bytes", "device_used_delta_bytes",
+       "host_peak_bytes")
+row = "{:26} {:11} {:10} {:>9} {:>10} {:>9} {:>9} {:>9} {:>9}  {}".format
+print(row("arm", "status", "effective", "images/s", "joules", "alloc GiB", "resv GiB", "used GiB",
+          "host GiB", "reason"))
+for path in sys.argv[1:]:
+    for arm in csv.DictReader(open(path, encoding="utf-8")):
+        rate, joules = arm["window_median_images_per_s"], arm["energy_joules"]
+        print(row(
+            arm["arm"], arm["status"], arm["dtype_effective"] or "-",
+            f"{float(rate):.1f}" if rate else "-", f"{float(joules):.0f}" if joules else "-",
+            *(f"{float(arm[name]) / 2**30:.2f}" if arm[name] else "-" for name in GIB),
+            arm["reason"],
+        ))
 PYTHON
+echo "$SECONDS s in all; reports: $out/*/report.html"
