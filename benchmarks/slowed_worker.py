@@ -25,6 +25,9 @@ class SlowedTorchBackend(TorchBackend):
     itself did in between included, so that the true ratio is known whatever a step takes.
     """
 
+    _owed_s = 0.0
+    """Still to be waited; below zero where the system let a wait run over."""
+
     def synchronize(self) -> None:
         """Also begins the clock: every window starts with it."""
         super().synchronize()
@@ -36,10 +39,11 @@ class SlowedTorchBackend(TorchBackend):
         if self._run.variant != VARIANT:
             return
         share = float(os.environ[SHARE])
-        now_s = time.perf_counter()
-        until_s = self._since_s + (now_s - self._since_s) / (1 - share)
-        while now_s < until_s:
+        end_s = now_s = time.perf_counter()
+        self._owed_s += (end_s - self._since_s) * share / (1 - share)
+        while now_s < end_s + self._owed_s:
             now_s = time.perf_counter()
+        self._owed_s -= now_s - end_s
         self._since_s = now_s
 
 
