@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from harness.config import RunConfig
 from harness.ladder import ladder_runs
 
-SPEED_WINDOWS = 6
-"""Timed windows of an arm that only measures speed."""
+SPEED_WINDOWS = 8
+"""Timed windows of an arm that only measures speed: two more than show a steady state."""
 
 
 class Extent(BaseModel):

@@ -53,9 +53,9 @@ def test_a_further_seed_is_a_repetition_too():
 def test_a_repetition_measures_the_speed_and_nothing_else():
     first, again = (run for run in plan(mains("torch"), Extent(repeats=2)) if run.arm.count("amp"))
 
-    assert (first.steps, first.windows) == (6, None)
+    assert (first.steps, first.windows) == (8, None)
     assert (again.steps, again.windows, again.validate_weights, again.diagnose) == (
-        *(None, 6),
+        *(None, 8),
         *(False, False),
     )
     kept = {"batch_size", "image_size", "optimizer", "lr", "loss_scale", "model", "seed"}
@@ -85,7 +85,7 @@ def test_a_map_spans_half_to_twice_the_batch_and_twice_the_image():
 
     cells = {(run.batch_size, run.image_size) for run in planned}
     assert cells == {(batch, size) for batch in (2, 4, 8) for size in (16, 32)}
-    assert {run.windows for run in planned} == {6}
+    assert {run.windows for run in planned} == {8}
 
 
 def test_a_value_out_of_range_is_refused():
@@ -236,7 +236,7 @@ def test_a_dry_run_tells_the_arms_and_starts_nothing(
 
 def test_a_budget_decides_the_length_unless_steps_are_given():
     (arm, *_) = dry_run("--backend", "fake", "--budget", "90s")["arms"]
-    assert (arm["windows"], arm["steps"]) == (6, None)
+    assert (arm["windows"], arm["steps"]) == (8, None)
 
     told = dry_run("--backend", "fake", "--budget", "1.5m", "--steps", "40")
     assert told["budget_s"] == 90

@@ -315,7 +315,7 @@ def test_repetitions_see_the_same_batches_and_are_not_validated(tmp_path: Path):
     hashes = {record.data.batch_sha256 for record in records if record.data is not None}
     assert len(hashes) == 1
     for record in records[2:]:
-        assert sum(not window.warmup for window in record.windows) == 6
+        assert sum(not window.warmup for window in record.windows) == 8
         assert record.accuracy is None
         assert record.compute_windows == []
 
