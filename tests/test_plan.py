@@ -53,7 +53,7 @@ def test_a_further_seed_is_a_repetition_too():
 def test_a_repetition_measures_the_speed_and_nothing_else():
     first, again = (run for run in plan(mains("torch"), Extent(repeats=2)) if run.arm.count("amp"))
 
-    assert (first.steps, first.windows) == (8, None)
+    assert (first.steps, first.windows) == (6, None)
     assert (again.steps, again.windows, again.validate_weights, again.diagnose) == (
         *(None, 8),
         *(False, False),
