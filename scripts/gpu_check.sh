@@ -61,8 +61,6 @@ part 190 compare --ladder --backend torch --device "$device" "${size[@]}" "${lad
 part 80 max-batch --backend torch --device "$device" "${size[@]}" "${max_batch[@]}" \
   --out "$out/max-batch"
 
-printf '\n== the ladder\n'
-sed -n '/^## What each setting adds/,/^## Speed/p' "$out/ladder/report.md" | grep '^|' | tr -d '\\' || true
 printf '\n== memory and energy\n'
 "$python" - "$out"/*/results.csv <<'PYTHON'
 import csv, sys
