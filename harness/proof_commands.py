@@ -67,6 +67,12 @@ def _proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--tf32/--no-tf32", default=False, help="TF32 in the timed configuration.  [no]")
 @click.option(
+    "--lr",
+    default=1e-3,
+    show_default=True,
+    help="Of the compared steps; smaller for deep networks, whose training is chaotic.",
+)
+@click.option(
     "--cost", is_flag=True, help="Also measure what equality costs: native ÷ equal images/s."
 )
 @_proof_options
