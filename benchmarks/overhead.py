@@ -63,8 +63,9 @@ def measure(run: RunConfig, *, against: str, windows: int, steps: int, other_fir
         loop = OTHERS[against][run.backend]
         return loop(images, labels, CLASSES, run.device, amp=run.precision == "amp")
 
-    # Which network lies first in memory is worth a percent or two: processes take turns.
-    if other_first:
+    # Which network lies first in memory is worth a percent or two: processes take turns, but for
+    # TensorFlow, whose thread counts can only be set before its first operation.
+    if other_first and run.backend != "tensorflow":
         other = other_loop()
         arm = open_arm(run, load_backend(run.backend))
     else:

@@ -158,7 +158,12 @@ class PaddleBackend:
         )
         self._parameters.load(self._parameters.tensors, weights)
         self._statistics.load(weights)
-        self._optimizer = make_optimizer(paddle, run, [*self._parameters.tensors.values()])
+        # On a GPU each operation costs a launch. On a CPU the loop over 62 parameters was measured
+        # to make a whole step 5 % faster than one operation for all.
+        self._multi_tensor = self._on_cuda and run.precision != "float64"
+        self._optimizer = make_optimizer(
+            paddle, run, [*self._parameters.tensors.values()], multi_tensor=self._multi_tensor
+        )
         self._slots = OptimizerSlots(paddle, self._optimizer, self._parameters.tensors)
         self._updates = 0
         self._scaler = make_scaler(paddle, run)
@@ -354,7 +359,7 @@ class PaddleBackend:
             master_weight_dtype=dtype_name(parameters[0]),
             gradient_dtype="/".join(sorted(gradient_dtypes)),
             optimizer=type(self._optimizer).__name__,
-            optimizer_implementation="loop" if self._run.precision == "float64" else "foreach",
+            optimizer_implementation="foreach" if self._multi_tensor else "loop",
             scaler_enabled=self._scaler.is_enable(),
         )
 

@@ -21,13 +21,14 @@ _SLOT_NAME = re.compile(rf"(?P<parameter>.+)_(?P<slot>{'|'.join([*_SLOTS, *_POWE
 
 
 def make_optimizer(
-    paddle: ModuleType, run: RunConfig, parameters: list[paddle.Tensor]
+    paddle: ModuleType, run: RunConfig, parameters: list[paddle.Tensor], *, multi_tensor: bool
 ) -> paddle.optimizer.Optimizer:
     """Adam, or SGD with momentum, over ``parameters``.
 
     Paddle's order is that of the comparison: gradients are unscaled by the scaler, clipped by
     min(1, bound / their global norm), joined by the L2 penalty (a float ``weight_decay`` is one),
-    then used. Its velocity does not contain the learning rate.
+    then used. Its velocity does not contain the learning rate. ``multi_tensor``: one operation for
+    all parameters, which knows no float64.
     """
     shared = {
         "learning_rate": run.lr,
@@ -36,9 +37,7 @@ def make_optimizer(
         "grad_clip": (
             paddle.nn.ClipGradByGlobalNorm(run.clip_norm) if run.clip_norm is not None else None
         ),
-        # One operation for all parameters, with and without AMP: the loop over them costs five
-        # times as much. It knows no float64.
-        "use_multi_tensor": run.precision != "float64",
+        "use_multi_tensor": multi_tensor,
     }
     if run.optimizer == "adam":
         return paddle.optimizer.Adam(beta1=BETA1, beta2=BETA2, epsilon=EPSILON, **shared)
