@@ -73,11 +73,19 @@ def _proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Of the compared steps; smaller for deep networks, whose training is chaotic.",
 )
 @click.option(
+    "--optimizer",
+    "optimizers",
+    multiple=True,
+    type=click.Choice(["adam", "sgd"]),
+    help="Whose steps are compared; repeatable.  [adam, sgd]",
+)
+@click.option(
     "--cost", is_flag=True, help="Also measure what equality costs: native ÷ equal images/s."
 )
 @_proof_options
 def parity(
     models: tuple[str, ...],
+    optimizers: tuple[str, ...],
     cost: bool,
     backends: tuple[str, ...],
     python: tuple[str, ...],
@@ -90,7 +98,7 @@ def parity(
     statistics and trained weights in float64; each layer alone in the configuration that is timed.
     Exits 1 if anything differs by more than its tolerance.
     """
-    from harness.parity import ParityPlan, check_parity
+    from harness.parity import RECIPES, ParityPlan, check_parity
 
     chosen = tuple(dict.fromkeys(backends)) or COMPARED
     plan = ParityPlan(
@@ -98,6 +106,9 @@ def parity(
         models=tuple(dict.fromkeys(models)) or ("resnet18",),
         base=_configure(backend=chosen[0], **run),
         pythons=interpreters(chosen, python),
+        recipes=tuple(
+            recipe for recipe in RECIPES if not optimizers or recipe.optimizer in optimizers
+        ),
     )
     rows = list(check_parity(plan, on_trial=lambda text: click.echo(text, err=True)))
     costs = list(_costs(plan)) if cost else []

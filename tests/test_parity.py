@@ -105,3 +105,17 @@ def test_a_backend_that_computes_something_else_turns_the_table_red(needs_framew
     assert code == 1
     assert all(row["first_over"] for row in rows if row["verdict"] == "fail" and row["worst"])
     assert verdicts["logits"] == verdicts["loss"] == verdicts["gradients"] == "fail"
+
+
+def test_only_the_steps_of_the_optimizer_that_was_asked_for_are_compared(needs_frameworks):
+    needs_frameworks("paddle")
+
+    code, rows = rows_of(
+        *("--backend", "paddle", "--model", "lenet", "--image-size", "28", "--device", "cpu"),
+        *("--optimizer", "sgd", "--lr", "1e-5"),
+    )
+
+    assert code == 0
+    trained = {row["quantity"] for row in rows if "steps of" in row["quantity"]}
+    assert trained
+    assert all("steps of sgd" in quantity for quantity in trained)
