@@ -12,10 +12,12 @@ import click
 from harness.options import (
     HOW_OPTIONS,
     MODELS,
+    backends_option,
     configure,
     preset_name,
     refuse_given,
     run_options,
+    usage_error,
 )
 from harness.registry import BACKENDS, COMPARED
 from harness.session import EXIT_FAILED, Session
@@ -51,13 +53,7 @@ class _Several(click.ParamType):
 
 
 @click.command()
-@click.option(
-    "--backend",
-    "backends",
-    multiple=True,
-    type=click.Choice([*BACKENDS]),
-    help="Framework to compare; repeatable.  [torch, tensorflow, paddle]",
-)
+@backends_option
 @click.option(
     "--precision",
     "precisions",
@@ -182,5 +178,4 @@ def _plan(
     try:
         return plan(mains, extent)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise click.UsageError(f"{first['loc'][0]}: {first['msg']}") from error
+        raise usage_error(error) from error

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.options import interpreters
-from harness.registry import BACKENDS, COMPARED
+from harness.options import backends_option, interpreters, python_option, usage_error
+from harness.registry import COMPARED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--backend",
-    "backends",
-    multiple=True,
-    type=click.Choice([*BACKENDS]),
-    help="Framework; repeatable.  [torch, tensorflow, paddle]",
-)
+@backends_option
 @click.option(
     "--measure-peak",
     is_flag=True,
@@ -32,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.option("--device", default="auto", show_default=True, help="Where peaks are measured.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads of that.  [all usable]")
-@click.option("--python", multiple=True, metavar="BACKEND=PATH", help="A backend's interpreter.")
+@python_option
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(
     backends: tuple[str, ...],
@@ -62,8 +56,7 @@ def doctor(
                 found.frameworks, device=device, threads=threads, file=file, on_step=on_step
             )
         except ValidationError as error:
-            first = error.errors()[0]
-            raise click.UsageError(f"--{first['loc'][0]}: {first['msg']}") from error
+            raise usage_error(error) from error
         except (UnreadablePeaks, OSError) as error:
             raise click.UsageError(str(error)) from error
         found = found.model_copy(update={"peaks": peaks})

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from harness.options import MODELS, interpreters
-from harness.registry import BACKENDS, COMPARED
+from harness.options import MODELS, backends_option, interpreters, python_option, usage_error
+from harness.registry import COMPARED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,13 +46,7 @@ class ByteSize(click.ParamType[int]):
 
 
 @click.command("max-batch")
-@click.option(
-    "--backend",
-    "backends",
-    multiple=True,
-    type=click.Choice([*BACKENDS]),
-    help="Framework; repeatable.  [torch, tensorflow, paddle]",
-)
+@backends_option
 @click.option(
     "--precision",
     "precisions",
@@ -90,7 +84,7 @@ class ByteSize(click.ParamType[int]):
     help="Seconds of silence after which a trial is killed.",
 )
 @click.option("--out", metavar="DIR", help="Where the result goes.  [runs/max-batch-TIME]")
-@click.option("--python", multiple=True, metavar="BACKEND=PATH", help="A backend's interpreter.")
+@python_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def max_batch(
     backends: tuple[str, ...],
@@ -165,10 +159,7 @@ def _configure(options: dict[str, Any], **fixed: Any) -> RunConfig:
         run = RunConfig.model_validate(given | trial | fixed)
         build_network(run.model, classes=SYNTHETIC_CLASSES, image_size=run.image_size)
     except ValidationError as error:
-        first = error.errors()[0]
-        flag = "".join(f"--{str(part).replace('_', '-')}: " for part in first["loc"][:1])
-        text = first["msg"].removeprefix("Value error, ")
-        raise click.UsageError(f"{flag.replace('-s:', ':')}{text}") from error
+        raise usage_error(error) from error
     except ValueError as error:
         raise click.UsageError(f"--image-size: {error}") from error
     return run

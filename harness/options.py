@@ -14,12 +14,31 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from harness.registry import BACKENDS
+
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from harness.config import RunConfig
 
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "lenet", "convnet")
 HOW_OPTIONS = ("cache_dir", "strict", "json", "python")
 """Options that say where things are or how they are told, not what is run."""
+
+backends_option = click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    type=click.Choice([*BACKENDS]),
+    help="Framework; repeatable.  [torch, tensorflow, paddle]",
+)
+"""The frameworks of a command that looks at several."""
+python_option = click.option(
+    "--python",
+    multiple=True,
+    metavar="BACKEND=PATH",
+    help="Interpreter of a backend's own environment.  [.venv-BACKEND, else this one]",
+)
 
 _OPTIONS: list[Callable[..., Any]] = [
     click.option(
@@ -132,12 +151,7 @@ _OPTIONS: list[Callable[..., Any]] = [
     click.option("--out", metavar="DIR", help="Where the results go.  [runs/TIME]"),
     click.option("--cache-dir", metavar="DIR", help="Where decoded images are kept."),
     click.option("--strict", is_flag=True, help="Refuse data with an unreadable file."),
-    click.option(
-        "--python",
-        multiple=True,
-        metavar="BACKEND=PATH",
-        help="Interpreter of a backend's own environment.  [.venv-BACKEND, else this one]",
-    ),
+    python_option,
     click.option("--json", "json", is_flag=True, help="Print the result as JSON on stdout."),
 ]
 
@@ -170,10 +184,14 @@ def configure(options: dict[str, Any], **fixed: Any) -> RunConfig:
     try:
         return RunConfig.model_validate(preset | given | fixed)
     except ValidationError as error:
-        first = error.errors()[0]
-        flag = _flag(str(first["loc"][0])) if first["loc"] else ""
-        text = first["msg"].removeprefix("Value error, ")
-        raise click.UsageError(f"{flag}: {text}" if flag else text) from error
+        raise usage_error(error) from error
+
+
+def usage_error(error: ValidationError) -> click.UsageError:
+    """What is wrong with the first value that was refused, by the flag that sets it."""
+    first = error.errors()[0]
+    flag = f"{_flag(str(first['loc'][0]))}: " if first["loc"] else ""
+    return click.UsageError(flag + first["msg"].removeprefix("Value error, "))
 
 
 def interpreters(backends: Iterable[str], given: Iterable[str]) -> dict[str, str]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.options import MODELS, interpreters
-from harness.registry import BACKENDS, COMPARED
+from harness.options import MODELS, backends_option, interpreters, python_option, usage_error
+from harness.registry import COMPARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,13 +30,7 @@ EXIT_RED = 1
 def _proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that both proofs share."""
     options = [
-        click.option(
-            "--backend",
-            "backends",
-            multiple=True,
-            type=click.Choice([*BACKENDS]),
-            help="Framework; repeatable.  [torch, tensorflow, paddle]",
-        ),
+        backends_option,
         click.option("--image-size", default=32, show_default=True, help="Side of the images."),
         click.option("--batch-size", default=8, show_default=True, help="Images in a step."),
         click.option("--seed", default=0, show_default=True, help="Of weights and batches."),
@@ -44,9 +38,7 @@ def _proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--layout", default="default", show_default=True, help="As for a run."),
         click.option("--compile", default="default", show_default=True, help="As for a run."),
         click.option("--threads", type=int, help="CPU threads.  [all usable]"),
-        click.option(
-            "--python", multiple=True, metavar="BACKEND=PATH", help="A backend's interpreter."
-        ),
+        python_option,
         click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON."),
     ]
     for option in reversed(options):
@@ -213,9 +205,7 @@ def _configure(**fields: Any) -> RunConfig:
     try:
         return RunConfig.model_validate({"steps": 1, **fields})
     except ValidationError as error:
-        first = error.errors()[0]
-        flag = " ".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
-        raise click.UsageError(f"{flag}: {first['msg']}") from error
+        raise usage_error(error) from error
 
 
 @contextmanager

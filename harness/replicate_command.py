@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from harness.options import MODELS, interpreters
+from harness.options import MODELS, interpreters, python_option, usage_error
 from harness.registry import ARTICLE_ADAPTERS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _ON_GPU = {"model": "resnet18", "image_size": 224, "batch_size": 16, "steps": 30
 @click.option("--threads", type=int, help="CPU threads.  [all usable]")
 @click.option("--out", metavar="DIR", help="Where the results go.  [runs/replicate-TIME]")
 @click.option("--cache-dir", metavar="DIR", help="Where decoded images are kept.")
-@click.option("--python", multiple=True, metavar="BACKEND=PATH", help="A backend's interpreter.")
+@python_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def replicate(
     chosen: tuple[str, ...],
@@ -118,10 +118,7 @@ def _configure(options: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate((_ON_GPU if on_gpu else _ON_CPU) | given)
     except ValidationError as error:
-        first = error.errors()[0]
-        flag = " ".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
-        text = first["msg"].removeprefix("Value error, ")
-        raise click.UsageError(f"{flag}: {text}") from error
+        raise usage_error(error) from error
 
 
 def _command(base: RunConfig, variant: str) -> str:
