@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from harness.config import RunConfig
 from harness.pair import PAUSE_S
-from harness.records import Record
+from harness.records import Record, mean_step_s
 
 
 class Budget:
@@ -50,12 +50,11 @@ class Budget:
 
 def _least_s(run: RunConfig, first: Record) -> float:
     """Start, warm-up, and windows of one step, each after one that settles the arm."""
-    timed = [window for window in first.windows if not window.warmup]
-    steps = sum(window.steps for window in timed)
-    if first.throughput is None or not steps:
+    step_s = mean_step_s(first.windows)
+    if first.throughput is None or step_s is None:
         return 0.0
-    step_s = sum(window.time_s for window in timed) / steps
     if run.windows is None:
-        return first.throughput.prepare_s + (run.steps or steps) * step_s
+        steps = run.steps or first.throughput.timed_steps
+        return first.throughput.prepare_s + steps * step_s
     start_s = first.throughput.prepare_s + first.windows[0].time_s
     return start_s + run.warmup_steps * step_s + run.windows * (2 * step_s + PAUSE_S)

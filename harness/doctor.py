@@ -20,12 +20,11 @@ from harness.peaks import MeasuredPeak, keep_peak
 from harness.protocol import Capability
 from harness.records import EnvironmentPart
 from harness.registry import BACKENDS
+from harness.verdict import BUSY_CPUS
 from harness.worker_process import WorkerFailed, WorkerProcess
 
 LOAD_S: Final = 1.0
 """For which the background load is watched."""
-BUSY_CPUS: Final = 0.2
-"""Background load from which on it is worth a tip; as in a verdict."""
 _SHORT_OF_SPACE_BYTES: Final = 5 * 10**9
 _SHORT_OF_MEMORY_BYTES: Final = 4 * 2**30
 

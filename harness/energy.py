@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from harness.gpu import Gpu
-from harness.records import EnergyPart, Window
+from harness.records import EnergyPart, Window, timed
 
 POWERCAP: Final = Path("/sys/class/powercap")
 """Where Linux shows RAPL's counters, on AMD's processors too."""
@@ -172,16 +172,16 @@ def training_energy(idle: EnergyPart, windows: Sequence[Window]) -> EnergyPart:
     Args:
         idle: what the worker found before the first step; its ``joules`` are None.
     """
-    timed = [window for window in windows if not window.warmup]
-    if idle.reason is not None or not timed:
+    counted = timed(windows)
+    if idle.reason is not None or not counted:
         return idle
     if idle.idle_w is None:
         return idle.model_copy(update={"reason": "the idle power could not be measured"})
-    drawn = [window.conditions.energy_joules if window.conditions else None for window in timed]
+    drawn = [window.conditions.energy_joules if window.conditions else None for window in counted]
     known = [joules for joules in drawn if joules is not None]
     if len(known) < len(drawn):
         missing = len(drawn) - len(known)
         reason = f"the counter could not be read in {missing} of {len(drawn)} windows"
         return idle.model_copy(update={"reason": reason})
-    time_s = sum(window.time_s for window in timed)
+    time_s = sum(window.time_s for window in counted)
     return idle.model_copy(update={"joules": sum(known) - idle.idle_w * time_s})

@@ -11,7 +11,7 @@ from harness.config import RunConfig
 from harness.inputs import prepare_input
 from harness.pair import run_pair
 from harness.plan import SPEED_WINDOWS
-from harness.records import Record
+from harness.records import Record, timed
 from harness.speedup import PairWindows, Speedup, estimate_speedup
 
 PAIRS = 3
@@ -67,4 +67,4 @@ def equality_cost(base: RunConfig, *, python: str, on_pair: Callable[[str], None
 
 
 def _rates(record: Record) -> tuple[float, ...]:
-    return tuple(w.images / w.time_s for w in record.windows if not w.warmup)
+    return tuple(window.images_per_s for window in timed(record.windows))

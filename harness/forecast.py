@@ -8,14 +8,16 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.config import RunConfig
-from harness.networks import build_network, forward_flops_per_image
+from harness.networks import (
+    TRAINING_FLOPS_OF_FORWARD,
+    build_network,
+    forward_flops_per_image,
+)
 from harness.pair import LONGEST_WINDOW_S, PAUSE_S
-from harness.records import Record, write_json
+from harness.records import Record, mean_step_s, write_json
 from harness.results import MIN_TIMED_WINDOWS
 from harness.runner import WINDOW_TARGET_S
 
-TRAINING_FLOPS = 3
-"""Times the forward pass: the backward pass costs about twice as much."""
 _CLASSES = 5
 
 
@@ -46,10 +48,9 @@ class Paces(BaseModel):
 
     def add(self, run: RunConfig, record: Record, path: Path) -> None:
         """Note how fast ``run`` was, for the next plan; a full disk is no reason to stop."""
-        timed = [window for window in record.windows if not window.warmup]
-        if record.status != "ok" or record.throughput is None or not timed:
+        step_s = mean_step_s(record.windows)
+        if record.status != "ok" or record.throughput is None or step_s is None:
             return
-        step_s = sum(w.time_s for w in timed) / sum(w.steps for w in timed)
         first = record.windows[0]
         self.paces[_kind(run)] = Pace(
             start_s=record.throughput.prepare_s + first.time_s,
@@ -104,4 +105,4 @@ def _kind(run: RunConfig) -> str:
 
 def _flops_per_step(run: RunConfig) -> float:
     network = build_network(run.model, classes=_CLASSES, image_size=run.image_size)
-    return TRAINING_FLOPS * forward_flops_per_image(network) * run.batch_size
+    return TRAINING_FLOPS_OF_FORWARD * forward_flops_per_image(network) * run.batch_size

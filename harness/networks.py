@@ -14,6 +14,10 @@ from math import prod
 
 Shape = tuple[int, ...]
 
+TRAINING_FLOPS_OF_FORWARD = 3
+"""FLOPs of a training step over those of its forward pass: the backward pass computes the gradient
+of the input and that of the weights, each of them as many FLOPs as the forward pass."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conv:

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.config import RunConfig
 from harness.inputs import PreparedInput
 from harness.records import Record
-from harness.runner import COMPUTE_WINDOWS, ArmRun, OnEvent, drive, trace_path
+from harness.runner import COMPUTE_WINDOWS, ArmRun, OnEvent, drive
 
 PAUSE_S = 0.5
 """After this time the threads of an idle worker were seen to have stopped spinning."""
@@ -87,7 +87,7 @@ def run_pair(
                     arm.train_window(steps, settle=len(training) > 1)
         for run in turns.order:
             live[run.arm].conclude()
-        _explain(turns, log)
+        _explain(turns)
         for run in [*turns.order]:
             end(run)
         for run in crowded_out:
@@ -127,7 +127,7 @@ class _Turns:
         return self._live[run.arm]
 
 
-def _explain(turns: _Turns, log: Callable[[RunConfig], Path]) -> None:
+def _explain(turns: _Turns) -> None:
     """Measure where the time of the trained arms went, in turn as well."""
     arms = [turns.arm(run) for run in turns.order]
     steps = _steps([arm for arm in arms if arm.to_diagnose], None)
@@ -137,7 +137,7 @@ def _explain(turns: _Turns, log: Callable[[RunConfig], Path]) -> None:
                 arm.compute_window(steps)
     for run in turns.order:
         if (arm := turns.arm(run)).to_diagnose:
-            arm.profile(trace_path(log(run)))
+            arm.profile()
 
 
 def _steps(arms: Sequence[ArmRun], left_s: float | None) -> int:

@@ -30,7 +30,6 @@ class Extent(BaseModel):
     """Process pairs of each pair of arms, further seeds included."""
     ladder: bool = False
     map: bool = False
-    budget_s: float | None = Field(default=None, gt=0)
 
 
 @dataclass(frozen=True, kw_only=True)

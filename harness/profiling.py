@@ -111,6 +111,17 @@ def kind_of(name: str, table: Sequence[tuple[str, Kind]]) -> Kind:
     return "other"
 
 
+def timed_steps(
+    train_step: Callable[[], None], synchronize: Callable[[], None], *, steps: int
+) -> float:
+    """Wall seconds of one of ``steps`` steps, the device waited for at the end."""
+    start_s = time.perf_counter()
+    for _ in range(steps):
+        train_step()
+    synchronize()
+    return (time.perf_counter() - start_s) / steps
+
+
 def step_profile(
     profiler: str,
     *,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -132,6 +133,23 @@ class Window(_Part):
     """Time in which the loop had no batch to give to the device."""
     warmup: bool
     conditions: WindowConditions | None = None
+
+    @property
+    def images_per_s(self) -> float:
+        """Images of the steps that were not skipped, over the window's time."""
+        return self.images / self.time_s
+
+
+def timed(windows: Iterable[Window]) -> list[Window]:
+    """Those that are no warm-up."""
+    return [window for window in windows if not window.warmup]
+
+
+def mean_step_s(windows: Iterable[Window]) -> float | None:
+    """Seconds a step over all timed windows; None without one."""
+    counted = timed(windows)
+    steps = sum(window.steps for window in counted)
+    return sum(window.time_s for window in counted) / steps if steps else None
 
 
 class StepsPart(_Part):

@@ -28,6 +28,7 @@ from harness.records import (
     ThroughputPart,
     TrainingPart,
     Window,
+    timed,
 )
 from harness.worker_process import WorkerFailed
 
@@ -139,15 +140,15 @@ class ArmResults:
             return None, [str(error)]
 
     def _throughput(self, prepared: Prepared) -> ThroughputPart:
-        timed = [window for window in self.windows if not window.warmup]
+        counted = timed(self.windows)
         warmup = [window for window in self.windows if window.warmup]
-        time_s = sum(window.time_s for window in timed)
+        time_s = sum(window.time_s for window in counted)
         return ThroughputPart(
-            images_per_s=sum(window.images for window in timed) / time_s if timed else None,
+            images_per_s=sum(window.images for window in counted) / time_s if counted else None,
             warmup_steps=sum(window.steps for window in warmup),
-            timed_steps=sum(window.steps for window in timed),
-            data_wait_fraction=sum(w.data_wait_s for w in timed) / time_s if timed else None,
-            threads_in_use=sum(window.cpu_s for window in timed) / time_s if timed else None,
+            timed_steps=sum(window.steps for window in counted),
+            data_wait_fraction=sum(w.data_wait_s for w in counted) / time_s if counted else None,
+            threads_in_use=sum(window.cpu_s for window in counted) / time_s if counted else None,
             prepare_s=prepared.prepare_s,
             warmup_s=sum(window.time_s for window in warmup),
         )
@@ -161,10 +162,10 @@ class ArmResults:
             )
         if self.undiagnosed is not None:
             warnings.append(f"where the time went is not fully known: {self.undiagnosed}")
-        timed = [window for window in self.windows if not window.warmup]
-        if self.failure is None and len(timed) < MIN_TIMED_WINDOWS:
+        counted = timed(self.windows)
+        if self.failure is None and len(counted) < MIN_TIMED_WINDOWS:
             warnings.append(
-                f"only {len(timed)} timed window(s): too few to show the spread; take more steps"
+                f"only {len(counted)} timed window(s): too few to show the spread; take more steps"
             )
         if skipped := sum(self.steps.skipped):
             warnings.append(

@@ -27,6 +27,7 @@ from harness.records import (
     Record,
     Status,
     Window,
+    timed,
 )
 from harness.results import MIN_TIMED_WINDOWS, ArmResults
 from harness.worker_process import WorkerFailed, WorkerProcess
@@ -110,6 +111,7 @@ class ArmRun:
     def start(self, *, python: str, log: Path) -> None:
         """Start the worker, prepare it and take the warm-up steps."""
         self._tell("starting")
+        self._log = log
         with self._catching():
             self._worker_process = self._resources.enter_context(
                 WorkerProcess(self._run, python=python, log=log)
@@ -145,7 +147,7 @@ class ArmRun:
                 share -= 1
             if not self.done:
                 self._window(share, warmup=False)
-            if self.done and self._run.windows is not None and self._run.validate_weights:
+            if self.done and self._run.windows is not None:
                 self._end_epoch()
 
     def conclude(self) -> None:
@@ -170,18 +172,19 @@ class ArmRun:
             answer = self._worker.ask("compute_window", steps=steps, arm_position=self.arm_position)
             self._results.compute_windows.append(Window.model_validate(answer["window"]))
 
-    def profile(self, trace: Path | None) -> None:
-        """Measure the loader alone, and profile a few steps; ``trace``: file of their trace."""
+    def profile(self) -> None:
+        """Measure the loader alone, and profile a few steps; their trace lies beside the log."""
         self._tell("diagnosing")
         with self._diagnosing():
             spec = self._data.spec.model_dump(mode="json")
             answer = self._worker.ask("loader", spec=spec)
             self._results.loader = [LoaderPart.model_validate(part) for part in answer["loader"]]
-            path = None if trace is None or not self._run.trace else str(trace)
-            answer = self._worker.ask("profile", steps=PROFILED_STEPS, trace=path)
+            trace = self._log.with_suffix(".trace.json.gz") if self._run.trace else None
+            answer = self._worker.ask(
+                "profile", steps=PROFILED_STEPS, trace=None if trace is None else str(trace)
+            )
             profile = ProfilePart.model_validate(answer["profile"])
-            if path is not None:
-                profile.trace = Path(path).name
+            profile.trace = None if trace is None else trace.name
             self._results.profile = profile
 
     def finish(self) -> Record:
@@ -253,7 +256,7 @@ class ArmRun:
 
     @property
     def _timed_windows(self) -> int:
-        return sum(not window.warmup for window in self._results.windows)
+        return len(timed(self._results.windows))
 
     @property
     def _span(self) -> int | None:
@@ -388,7 +391,7 @@ def run_arm(
 
 
 def drive(arm: ArmRun, *, python: str, log: Path) -> Record:
-    """Take ``arm`` from start to end; a trace lies beside its ``log``."""
+    """Take ``arm`` from start to end."""
     try:
         arm.start(python=python, log=log)
         while not arm.done:
@@ -398,13 +401,8 @@ def drive(arm: ArmRun, *, python: str, log: Path) -> Record:
             if arm.to_diagnose:
                 arm.compute_window(arm.window_steps)
         if arm.to_diagnose:
-            arm.profile(trace_path(log))
+            arm.profile()
         return arm.finish()
     except BaseException:
         arm.abort()
         raise
-
-
-def trace_path(log: Path) -> Path:
-    """Where the framework's trace of an arm lies, given its log."""
-    return log.with_suffix(".trace.json.gz")

@@ -22,12 +22,13 @@ Outcome = Literal["pays", "slower", "no difference", "too noisy", "unavailable",
 
 MARGIN: Final = 0.02
 """Differences smaller than this do not matter to the reader."""
+BUSY_CPUS: Final = 0.2
+"""CPUs kept busy by other processes from which on a measurement is in doubt."""
 MAX_PAIRS: Final = 64
 """Pairs beyond which no forecast is made."""
 
 _FEW_WINDOWS = 6
 _UNSTABLE_SPREAD = 0.10  # as pyperf: standard deviation over mean
-_BUSY_CPUS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +220,7 @@ def _warnings(
     if reasons:
         yield f"the device lowered its clock during the windows: {', '.join(reasons)}"
     loads = [pair.background_cpus for pair in pairs if pair.background_cpus is not None]
-    if (busiest := max(loads, default=0.0)) >= _BUSY_CPUS:
+    if (busiest := max(loads, default=0.0)) >= BUSY_CPUS:
         yield f"other processes kept {busiest:.1f} CPUs busy during the windows of a process pair"
 
 

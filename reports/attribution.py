@@ -96,16 +96,13 @@ def amp_share(ladder: Ladder) -> str:
     name, below = ladder.amp.title, ladder.amp_below.title
     if own.speedup is None:
         return f"{name} has no factor of its own: {own.reason}"
-    text = (
-        f"{name} by itself gives {formats.times(own.speedup)} {formats.bounds(own.speedup)} over "
-        f"{below} ({own.outcome})"
-    )
+    text = f"{name} by itself gives {formats.gain(own.speedup)} over {below} ({own.outcome})"
     if top is None or top.total is None or top.total.verdict.speedup is None:
         return f"{text}; no rung has a factor over {STRICT.title}."
     whole = top.total.verdict.speedup
     text += (
-        f"; all changes up to {top.rung.title} together give {formats.times(whole)} "
-        f"{formats.bounds(whole)} over {STRICT.title} ({top.total.verdict.outcome})"
+        f"; all changes up to {top.rung.title} together give {formats.gain(whole)} "
+        f"over {STRICT.title} ({top.total.verdict.outcome})"
     )
     if top.total.verdict.outcome != "pays":
         return f"{text}, so that no gain is shown to have a share in."

@@ -107,7 +107,7 @@ def _input_bound(amp: Record, fed: Verdict) -> Cause | None:
     gain = fed.speedup
     if gain is None:
         return Cause(kind="input-bound", short="input-bound", sentence=f"{text}.")
-    would = f"{formats.times(gain)} {formats.bounds(gain)}"
+    would = formats.gain(gain)
     return Cause(
         kind="input-bound",
         short=f"input-bound: {would} if fed",

@@ -87,9 +87,9 @@ def render_ladders(records: Iterable[Record]) -> RenderableType:
             table.add_row(
                 result.rung.title,
                 formats.number(result.images_per_s),
-                Text(f"{formats.times(gain)} {formats.bounds(gain)}".rstrip()),
+                Text(formats.gain(gain)),
                 result.gain.verdict.outcome if result.gain else formats.UNKNOWN,
-                Text(f"{formats.times(total)} {formats.bounds(total)}".rstrip()),
+                Text(formats.gain(total)),
                 Text(result.status.replace("_", " "), style=_STYLES.get(result.status, "bold red")),
             )
         parts += [table, Text(printable(amp_share(ladder)))]

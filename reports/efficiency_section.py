@@ -6,15 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from harness.networks import TRAINING_FLOPS_OF_FORWARD
 from harness.records import Record, WindowConditions
 from reports.blocks import Block, Details, Paragraph, Section, Table
 from reports.cells import Results
 from reports.formats import UNKNOWN, count, flops_rate, number, percent
 from reports.speedup import background_cpus, throttle_reasons, timed_windows, window_rates
-
-TRAINING_FLOPS_OF_FORWARD = 3
-"""FLOPs of a training step over those of its forward pass: the backward pass computes the gradient
-of the input and that of the weights, each of them as many FLOPs as the forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +203,7 @@ def _windows_table(records: Sequence[Record]) -> Table:
             rows.append(
                 (
                     f"{record.arm}, {window.index}",
-                    number(window.images / window.time_s),
+                    number(window.images_per_s),
                     number(seen.background_cpus, 2),
                     count(seen.cpu_clock_mhz),
                     count(seen.device_clock_mhz),

@@ -54,6 +54,11 @@ def bounds(gain: Speedup | None) -> str:
     return "" if gain is None else interval(gain.shown.low, gain.shown.high)
 
 
+def gain(of: Speedup | None) -> str:
+    """A speedup with its interval, ``×1.42 [1.38, 1.46]``."""
+    return f"{times(of)} {bounds(of)}".rstrip()
+
+
 def listed(names: Sequence[str]) -> str:
     """``a, b and c``."""
     if len(names) < 2:

@@ -99,7 +99,7 @@ def _factor(judged: Judged | None) -> tuple[str, str]:
     if judged is None:
         return UNKNOWN, UNKNOWN
     gain = judged.verdict.speedup
-    return f"{formats.times(gain)} {formats.bounds(gain)}".rstrip(), judged.verdict.outcome
+    return formats.gain(gain), judged.verdict.outcome
 
 
 def _gaps(ladder: Ladder) -> list[str]:

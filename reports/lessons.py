@@ -12,8 +12,9 @@ from harness.records import Record
 from harness.replicate import VariantResult
 from harness.speedup import Speedup
 from harness.verdict import Verdict
+from reports import formats
 from reports.comparison import ArmFigures, comparison_table
-from reports.formats import bounds, count, number, percent, precision, times
+from reports.formats import count, number, percent, precision
 
 WAITING = 0.1
 """From this share of the time on, an arm is said to wait for its data."""
@@ -269,11 +270,7 @@ def _seen_of_speed(verdict: Verdict) -> str:
         if level
         else "The windows are too noisy to tell AMP's effect on speed",
     }
-    return f"{said[verdict.outcome]} ({_written(gain)})"
-
-
-def _written(gain: Speedup) -> str:
-    return f"{times(gain)} {bounds(gain)}"
+    return f"{said[verdict.outcome]} ({formats.gain(gain)})"
 
 
 def _truth(result: VariantResult, arms: Sequence[ArmLesson], fired: set[str]) -> Iterable[str]:
@@ -340,9 +337,9 @@ def _truth_of_ratio(
         return
     moved = _moved(gain, honest)
     if moved is None:
-        yield f"The ratio's interval meets that of the corrected run, {_written(honest)}."
+        yield f"The ratio's interval meets that of the corrected run, {formats.gain(honest)}."
         return
-    corrected = f"Corrected, the ratio is {_written(honest)}"
+    corrected = f"Corrected, the ratio is {formats.gain(honest)}"
     if moved and "Waiting for data" in fired:
         yield f"{corrected}: the wait pulled it towards 1."
     elif moved and "live_decoding" in defects and _shares_cpu(result):

@@ -81,7 +81,7 @@ def _name(cell: MapCell) -> str:
 
 def _speedup(cell: MapCell) -> str:
     gain = cell.row.verdict.speedup
-    return f"{formats.times(gain)} {formats.bounds(gain)}".rstrip()
+    return formats.gain(gain)
 
 
 def _chart(found: BreakEvenMap) -> Chart:

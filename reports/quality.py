@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from harness.records import EpochPart, Record
+from harness.records import EpochPart, Record, timed
 from reports.fairness import confounds, differences, seed_of
 from reports.yardstick import student_interval
 
@@ -175,7 +175,7 @@ def _time_until(record: Record, steps: int) -> float:
 
 def _power_w(record: Record) -> float | None:
     """Mean power of the timed windows with the idle power taken off."""
-    time_s = sum(window.time_s for window in record.windows if not window.warmup)
+    time_s = sum(window.time_s for window in timed(record.windows))
     if record.energy is None or record.energy.joules is None or time_s <= 0:
         return None
     return record.energy.joules / time_s

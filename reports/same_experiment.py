@@ -105,7 +105,7 @@ def framework_comparisons(records: Sequence[Record]) -> list[Comparison]:
 
 def _ratio(verdict: Verdict, *, in_turn: bool | None) -> str:
     if verdict.speedup is not None:
-        text = f"{formats.times(verdict.speedup)} {formats.bounds(verdict.speedup)}"
+        text = formats.gain(verdict.speedup)
         return text if in_turn else f"{text}; {ONE_AFTER_THE_OTHER}"
     return f"none: {verdict.reason if verdict.outcome == 'unavailable' else verdict.outcome}"
 

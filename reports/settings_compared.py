@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from reports import formats
 from reports.blocks import Paragraph, Section, Table, by_text
-from reports.break_even import MapCell, compared_cells
-from reports.causes import NOT_DETERMINED, causes
+from reports.break_even import compared_cells
 from reports.cells import Results
 
 
@@ -25,13 +24,12 @@ def settings_compared_section(results: Results) -> Section | None:
             f"{backend}: {model}, {read}, batch {cell.batch_size}, {cell.image_size} px",
             formats.number(cell.row.fp32.images_per_s),
             formats.number(cell.row.amp.images_per_s),
-            " ".join((formats.times(gain), formats.bounds(gain))).rstrip(),
+            formats.gain(cell.row.verdict.speedup),
             cell.row.verdict.outcome,
             formats.count(len(cell.row.judged.counted) or None),
-            _cause(cell),
+            cell.diagnosis,
         )
         for (backend, model, read), cell in unmapped
-        for gain in (cell.row.verdict.speedup,)
     )
     table = Table(
         caption="Each line is a comparison of its own, fp32 and AMP in turn",
@@ -42,7 +40,7 @@ def settings_compared_section(results: Results) -> Section | None:
             "Speedup",
             "Verdict",
             "Process pairs",
-            "Cause",
+            "Diagnosis",
         ),
         rows=rows,
     )
@@ -57,10 +55,3 @@ def settings_compared_section(results: Results) -> Section | None:
         )
     ]
     return Section(anchor="settings-compared", title="By setting", blocks=(table, *warnings))
-
-
-def _cause(cell: MapCell) -> str:
-    if cell.row.verdict.speedup is None:
-        return "; ".join(cell.row.gaps) or cell.row.verdict.reason
-    found = [cause.short for cause in causes(cell.row.judged)]
-    return "; ".join(found) or NOT_DETERMINED.rstrip(".").lower()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.records import Record, Window
+from harness.records import Record, Window, timed
 from harness.speedup import MIN_WINDOWS, PairWindows
 from harness.steady import MIN_STEADY, steady_state
 from reports.formats import listed
@@ -46,7 +46,7 @@ def window_rates(record: Record) -> list[float]:
 
 def rates(windows: Iterable[Window]) -> list[float]:
     """Images/s of each window."""
-    return [window.images / window.time_s for window in windows]
+    return [window.images_per_s for window in windows]
 
 
 def process_pair(baseline: Record, candidate: Record, *, compute: bool = False) -> ProcessPair:
@@ -138,8 +138,8 @@ def background_cpus(windows: Iterable[Window]) -> float | None:
 
 def timed_windows(windows: Iterable[Window]) -> list[Window]:
     """Those that are no warm-up, in the order of measuring."""
-    timed = [w for w in windows if not w.warmup and w.time_s > 0 and w.steps > 0]
-    return sorted(timed, key=lambda window: (window.arm_position, window.index))
+    usable = [window for window in timed(windows) if window.time_s > 0 and window.steps > 0]
+    return sorted(usable, key=lambda window: (window.arm_position, window.index))
 
 
 def _life_s(record: Record) -> float:

@@ -76,7 +76,7 @@ def _feed_row(record: Record) -> tuple[str, ...]:
         record.arm,
         number(feed.images_per_s),
         number(feed.compute_images_per_s),
-        f"{formats.times(feed.starved)} {formats.bounds(feed.starved)}".rstrip(),
+        formats.gain(feed.starved),
         percent(feed.wait_fraction),
         number(loader_rate(record, "cached")),
         number(loader_rate(record, "live")),
@@ -100,9 +100,9 @@ def _fed_table(rows: Sequence[ComparisonRow]) -> Table | None:
         rows=tuple(
             (
                 row.backend,
-                f"{formats.times(row.verdict.speedup)} {formats.bounds(row.verdict.speedup)}",
+                formats.gain(row.verdict.speedup),
                 row.verdict.outcome,
-                f"{formats.times(fed.speedup)} {formats.bounds(fed.speedup)}".rstrip(),
+                formats.gain(fed.speedup),
                 fed.outcome,
             )
             for row, fed in found

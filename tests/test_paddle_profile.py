@@ -1,42 +1,24 @@
 """Paddle's profile: what it counts, and that training goes on as if it had not been taken."""
 
-import gzip
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from profiled import assert_same_tensors, batch_of, built, trace_events
 
 from backends.paddlepaddle.backend import PaddleBackend
 from backends.paddlepaddle.profile import KINDS, Recorded, operation_name
-from harness.config import RunConfig
-from harness.networks import build_network
 from harness.profiling import kind_of, shares
-from harness.weights import initial_weights
 
 pytestmark = pytest.mark.paddle
 
-SIZE, CLASSES, BATCH = 32, 3, 4
 PHASES = ["input", "forward", "backward", "optimizer"]
 
 
 def opened(**changes: Any) -> PaddleBackend:
-    values = {"backend": "paddle", "model": "lenet", "steps": 9, "image_size": SIZE, "lr": 1e-4}
-    values |= {"batch_size": BATCH, "device": "cpu", "threads": 1, "compile": "off"}
-    run = RunConfig.model_validate(values | changes)
-    network = build_network(run.model, classes=CLASSES, image_size=SIZE)
-    backend = PaddleBackend()
-    backend.open(run)
-    backend.build(network, initial_weights(network, seed=0))
-    return backend
-
-
-def batch_of(backend: PaddleBackend, seed: int):
-    random = np.random.default_rng(seed)
-    images = random.integers(0, 256, (BATCH, SIZE, SIZE, 3), np.uint8)
-    return backend.put(images, random.integers(0, CLASSES, BATCH, np.int64))
+    return built(PaddleBackend(), **{"lr": 1e-4, "threads": 1} | changes)
 
 
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
@@ -82,11 +64,7 @@ def test_training_goes_on_as_if_no_profile_had_been_taken(optimizer: str):
         for seed in (3, 4):
             backend.train_step(batch_of(backend, seed))
 
-    for name, values in before.tensors.items():
-        np.testing.assert_array_equal(values, after.tensors[name], err_msg=name)
-    for slot, tensors in before.slots.items():
-        for name, values in tensors.items():
-            np.testing.assert_array_equal(values, after.slots[slot][name], err_msg=name)
+    assert_same_tensors(before, after)
     assert before.optimizer_steps == after.optimizer_steps
     # The step before the profile is still to be taken.
     results = profiled.take_steps()
@@ -115,9 +93,7 @@ def test_the_trace_names_the_operations_and_nothing_else_is_written(
 
     backend.profile(batch_of(backend, 0), steps=1, trace=trace)
 
-    written = trace.read_bytes()
-    events = json.loads(gzip.decompress(written) if name.endswith(".gz") else written)
-    assert any("conv2d_grad" in event.get("name", "") for event in events["traceEvents"])
+    assert any("conv2d_grad" in event.get("name", "") for event in trace_events(trace))
     assert [path.name for path in tmp_path.rglob("*")] == ["traces", name]
 
 

@@ -1,21 +1,16 @@
 """TensorFlow's profile: what it counts, and that training goes on as if it had not been taken."""
 
-import gzip
-import json
 from typing import Any
 
-import numpy as np
 import pytest
+from profiled import assert_same_tensors, batch_of, built, trace_events
 
 from backends.tensorflow_keras.profile import HLO_KINDS, kernel_kind, operation_kind
-from harness.config import RunConfig
-from harness.networks import build_network
 from harness.profiling import kind_of
-from harness.weights import initial_weights
 
 pytestmark = pytest.mark.tensorflow
 
-SIZE, CLASSES, BATCH, THREADS = 32, 3, 4, 2
+THREADS = 2
 NORMS = {"bn1", "layer1.0.bn1"}
 
 
@@ -31,22 +26,10 @@ def opened(backend):
     """A function that opens and builds, and returns the backend."""
 
     def prepare(**changes: Any):
-        values = {"backend": "tensorflow", "model": "lenet", "steps": 9, "image_size": SIZE}
-        values |= {"batch_size": BATCH, "device": "cpu", "threads": THREADS, "compile": "off"}
-        run = RunConfig.model_validate(values | changes)
-        network = build_network(run.model, classes=CLASSES, image_size=SIZE)
-        backend.open(run)
-        backend.build(network, initial_weights(network, seed=0))
-        return backend
+        return built(backend, **{"threads": THREADS} | changes)
 
     yield prepare
     backend.close()
-
-
-def batch_of(backend, seed: int):
-    random = np.random.default_rng(seed)
-    images = random.integers(0, 256, (BATCH, SIZE, SIZE, 3), np.uint8)
-    return backend.put(images, random.integers(0, CLASSES, BATCH, np.int64))
 
 
 def test_a_float32_step_is_accounted_for_kind_by_kind(opened):
@@ -104,11 +87,7 @@ def test_training_goes_on_as_if_no_profile_had_been_taken(opened, changes: dict[
         if profiled:
             backend.profile(batch_of(backend, 2), steps=1, trace=None)
         after = backend.state()
-        for name, values in before.tensors.items():
-            np.testing.assert_array_equal(values, after.tensors[name], err_msg=name)
-        for slot, tensors in before.slots.items():
-            for name, values in tensors.items():
-                np.testing.assert_array_equal(values, after.slots[slot][name], err_msg=name)
+        assert_same_tensors(before, after)
         assert (before.loss_scale, before.clean_steps) == (after.loss_scale, after.clean_steps)
         assert before.optimizer_steps == after.optimizer_steps
         for seed in (3, 4):
@@ -127,10 +106,7 @@ def test_the_trace_is_one_that_a_browser_opens(opened, tmp_path, name: str):
 
     backend.profile(batch_of(backend, 0), steps=1, trace=trace)
 
-    written = trace.read_bytes()
-    events = json.loads(gzip.decompress(written) if name.endswith(".gz") else written)[
-        "traceEvents"
-    ]
+    events = trace_events(trace)
     spans = [event for event in events if event["ph"] == "X"]
     assert any("Conv2DBackpropFilter" in span["name"] for span in spans)
     assert min(span["ts"] for span in spans) == 0

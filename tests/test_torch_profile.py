@@ -1,41 +1,23 @@
 """PyTorch's profile: what it counts, and that training goes on as if it had not been taken."""
 
-import gzip
-import json
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from profiled import assert_same_tensors, batch_of, built, trace_events
 
 from backends.pytorch.backend import TorchBackend
 from backends.pytorch.profile import kernel_spans, operation_kind
-from harness.config import RunConfig
-from harness.networks import build_network
 from harness.profiling import Share, Span
-from harness.weights import initial_weights
 
 pytestmark = pytest.mark.torch
 
-SIZE, CLASSES, BATCH, THREADS = 32, 3, 4, 2
+THREADS = 2
 PHASES = ["input", "forward", "backward", "optimizer"]
 
 
 def opened(**changes: Any) -> TorchBackend:
-    values = {"backend": "torch", "model": "lenet", "steps": 9, "image_size": SIZE, "lr": 1e-4}
-    values |= {"batch_size": BATCH, "device": "cpu", "threads": THREADS, "compile": "off"}
-    run = RunConfig.model_validate(values | changes)
-    network = build_network(run.model, classes=CLASSES, image_size=SIZE)
-    backend = TorchBackend()
-    backend.open(run)
-    backend.build(network, initial_weights(network, seed=0))
-    return backend
-
-
-def batch_of(backend: TorchBackend, seed: int):
-    random = np.random.default_rng(seed)
-    images = random.integers(0, 256, (BATCH, SIZE, SIZE, 3), np.uint8)
-    return backend.put(images, random.integers(0, CLASSES, BATCH, np.int64))
+    return built(TorchBackend(), **{"lr": 1e-4, "threads": THREADS} | changes)
 
 
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
@@ -82,11 +64,7 @@ def test_training_goes_on_as_if_no_profile_had_been_taken(changes: dict[str, Any
         for seed in (3, 4):
             backend.train_step(batch_of(backend, seed))
 
-    for name, values in before.tensors.items():
-        np.testing.assert_array_equal(values, after.tensors[name], err_msg=name)
-    for slot, tensors in before.slots.items():
-        for name, values in tensors.items():
-            np.testing.assert_array_equal(values, after.slots[slot][name], err_msg=name)
+    assert_same_tensors(before, after)
     assert (before.loss_scale, before.optimizer_steps) == (after.loss_scale, after.optimizer_steps)
     # The step before the profile is still to be taken, and the poison was for the one after it.
     results = profiled.take_steps()
@@ -101,9 +79,7 @@ def test_the_trace_names_the_operations(tmp_path, name: str):
 
     backend.profile(batch_of(backend, 0), steps=1, trace=trace)
 
-    written = trace.read_bytes()
-    events = json.loads(gzip.decompress(written) if name.endswith(".gz") else written)
-    names = {event.get("name") for event in events["traceEvents"]}
+    names = {event.get("name") for event in trace_events(trace)}
     assert {"aten::convolution_backward", "aten::addmm"} <= names
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ from harness.profiling import (
     shares,
     step_profile,
     timed_phases,
+    timed_steps,
 )
 from harness.protocol import StepProfile
 
@@ -68,11 +68,7 @@ def profile_steps(
     )
     synchronize()
     profiler.start()
-    start_s = time.perf_counter()
-    for _ in range(steps):
-        train_step()
-    synchronize()
-    step_s = (time.perf_counter() - start_s) / steps
+    step_s = timed_steps(train_step, synchronize, steps=steps)
     profiler.stop()
     if trace is not None:
         _keep(profiler, trace)

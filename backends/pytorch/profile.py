@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from harness.profiling import (
     shares,
     step_profile,
     timed_phases,
+    timed_steps,
 )
 from harness.protocol import StepProfile
 
@@ -67,11 +67,7 @@ def profile_steps(
     activities = [activity.CPU, *([activity.CUDA] if on_cuda else [])]
     synchronize()
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiled:
-        start_s = time.perf_counter()
-        for _ in range(steps):
-            train_step()
-        synchronize()
-        step_s = (time.perf_counter() - start_s) / steps
+        step_s = timed_steps(train_step, synchronize, steps=steps)
     if trace is not None:
         trace.parent.mkdir(parents=True, exist_ok=True)
         profiled.export_chrome_trace(str(trace))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ from harness.profiling import (
     open_trace,
     shares,
     step_profile,
+    timed_steps,
 )
 from harness.protocol import StepProfile
 
@@ -99,11 +99,7 @@ def profile_steps(
     synchronize()
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
-        start_s = time.perf_counter()
-        for _ in range(steps):
-            train_step()
-        synchronize()
-        step_s = (time.perf_counter() - start_s) / steps
+        step_s = timed_steps(train_step, synchronize, steps=steps)
         tf.profiler.experimental.stop()
         (recorded,) = Path(folder).rglob("*.xplane.pb")
         events = list(_read(recorded))
