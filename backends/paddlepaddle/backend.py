@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
@@ -18,6 +17,7 @@ from backends.paddlepaddle.device import (
     choose_device,
     dtype_name,
     first_line,
+    is_out_of_memory,
     refuse_layout,
     refuse_unusable_installation,
     set_cuda_modes,
@@ -44,6 +44,7 @@ from backends.paddlepaddle.probe import (
 from backends.paddlepaddle.profile import profile_steps
 from backends.paddlepaddle.state import Parameters, read_state, write_state
 from backends.paddlepaddle.statistics import OwnStatistics, RunningStatistics, Statistics
+from backends.paddlepaddle.transfer import PinnedTransfer
 from harness.config import RunConfig
 from harness.networks import Network
 from harness.profiling import Phase
@@ -119,7 +120,7 @@ class PaddleBackend:
         self._format: DataFormat = "NHWC" if run.layout == "nhwc" else "NCHW"
         refuse_layout(paddle, self._float, self._format)
         self._unbiased = batch_variance_is_unbiased(paddle, self._float, self._format)
-        self._copying: deque[tuple[Any, tuple[paddle.Tensor, ...]]] = deque()
+        self._transfer = PinnedTransfer(paddle, device)
         properties = None
         if self._on_cuda:
             properties = paddle.device.cuda.get_device_properties(device)
@@ -186,19 +187,7 @@ class PaddleBackend:
         paddle = self._paddle
         if not self._on_cuda:
             return _Batch(paddle.to_tensor(images), paddle.to_tensor(labels))
-        # On the stream that computes: the host does not wait, but the copy takes its turn between
-        # two steps. Another stream would still allocate from this one's pool, where memory that a
-        # waiting kernel reads counts as free, and Paddle cannot mark a tensor as in use.
-        pinned = tuple(
-            paddle.to_tensor(part, place=paddle.CUDAPinnedPlace()) for part in (images, labels)
-        )
-        on_device = [part.cuda(blocking=False) for part in pinned]
-        copied = paddle.device.current_stream(self._device).record_event()
-        # Nor does Paddle keep the pinned memory from reuse until it is copied.
-        self._copying.append((copied, pinned))
-        while self._copying[0][0].query() and len(self._copying) > 1:
-            self._copying.popleft()
-        return _Batch(*on_device)
+        return _Batch(*self._transfer.to_device(images, labels))
 
     def train_step(self, batch: _Batch) -> None:
         """See :meth:`harness.protocol.Backend.train_step`."""
@@ -386,12 +375,7 @@ class PaddleBackend:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
-        # Both allocators raise MemoryError; a CUDA library that finds no room for its workspace
-        # comes as another error with CUDA's text.
-        return isinstance(error, MemoryError) or (
-            isinstance(error, RuntimeError | OSError | SystemError)
-            and ("ResourceExhausted" in str(error) or "out of memory" in str(error))
-        )
+        return is_out_of_memory(error)
 
     def close(self) -> None:
         """See :meth:`harness.protocol.Backend.close`."""
@@ -424,7 +408,7 @@ class PaddleBackend:
                 self._loss(compiled, self._normalised(blank), blank.labels).backward()
                 self.synchronize()
             except Exception as error:
-                if self.is_out_of_memory(error):
+                if is_out_of_memory(error):
                     raise
                 raise Unsupported(
                     f"paddle.jit.to_static ({self._compiler()}) cannot run {self._network.name} "

@@ -190,3 +190,13 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("---", "C++ Traceback"))]
     return next((line for line in told if "Error: " in line), told[0] if told else repr(error))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
+    # Both allocators raise MemoryError; a CUDA library that finds no room for its workspace comes
+    # as another error with CUDA's text.
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | OSError | SystemError)
+        and ("ResourceExhausted" in str(error) or "out of memory" in str(error))
+    )
