@@ -3,14 +3,15 @@
     python benchmarks/cache_speed.py                        pictures of the sample, 512 px
     python benchmarks/cache_speed.py --data DIR             class folders of photos
 
-Two ratios, each of paired rounds whose order alternates, with Student's t interval (95 %) of their
+Ratios of paired rounds whose order is turned each time, with Student's t interval (95 %) of their
 logarithms:
 
 - images/s of an epoch of shuffled batches from the cache ÷ the same from a DataLoader of two worker
   processes that decode with Pillow and resize alike (20 at least); the workers live on between
   rounds, so that no start of theirs is timed;
 - images/s of the first build of the cache on all cores ÷ (cores × a single thread that opens,
-  converts and resizes with Pillow) (0.9 at least). The build also hashes, checks and writes.
+  converts and resizes with Pillow) (0.9 at least). The build also hashes, checks and writes. Beside
+  it the same Pillow loop in one process a core: what the cores of this machine give together.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,7 @@ def epoch_ratios(manifest: Manifest, cache: Path, *, size: int, batch: int, roun
 
     cached_s(), decoded_s()  # starts the workers, brings the files into memory
     images = len(paths) // batch * batch
-    cached, decoded = paired(cached_s, decoded_s, rounds)
+    cached, decoded = measured(cached_s, decoded_s, rounds=rounds)
     from_cache, from_files = images / np.median(cached), images / np.median(decoded)
     return (
         f"epoch of {images} images at {size} px, batch {batch}: cache {from_cache:,.0f}, "
@@ -109,7 +111,7 @@ def epoch_ratios(manifest: Manifest, cache: Path, *, size: int, batch: int, roun
 
 
 def build_ratios(manifest: Manifest, folder: Path, *, size: int, rounds: int) -> str:
-    """Build the cache anew and decode on one thread in turns, and say what came of it."""
+    """Build the cache anew and decode on one thread and on all cores in turns; the ratios."""
     paths = [manifest.root / path for path in manifest.paths]
     cores = available_cores()
 
@@ -122,28 +124,41 @@ def build_ratios(manifest: Manifest, folder: Path, *, size: int, rounds: int) ->
 
     def single_s() -> float:
         start_s = time.perf_counter()
-        for path in paths:
-            decode(path, size)
+        decode_all(paths, size)
         return time.perf_counter() - start_s
 
-    single_s()  # brings the files into memory
-    built, single = paired(build_s, single_s, rounds)
+    shares = [paths[core::cores] for core in range(cores)]
+    with ProcessPoolExecutor(cores) as pool:
+
+        def together_s() -> float:
+            start_s = time.perf_counter()
+            [*pool.map(decode_all, shares, [size] * cores)]
+            return time.perf_counter() - start_s
+
+        single_s(), together_s()  # brings the files into memory, starts the processes
+        built, single, together = measured(build_s, single_s, together_s, rounds=rounds)
     return (
         f"first build of {len(paths)} images at {size} px: {len(paths) / np.median(built):,.0f} "
         f"images/s on {cores} cores, one thread of Pillow {len(paths) / np.median(single):,.0f}; "
-        f"{told(single / built / cores)} of cores × single ({rounds} rounds)"
+        f"{told(single / built / cores)} of cores × single, where {cores} processes of Pillow "
+        f"reach {told(single / together / cores)} ({rounds} rounds)"
     )
 
 
-def paired(
-    first: Callable[[], float], second: Callable[[], float], rounds: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of both, shape (rounds,) each; every other round begins with the second."""
-    times_s = np.empty((rounds, 2))
+def decode_all(paths: list[Path], size: int) -> None:
+    """Decode, and keep nothing."""
+    for path in paths:
+        decode(path, size)
+
+
+def measured(*timers: Callable[[], float], rounds: int) -> Iterator[np.ndarray]:
+    """Seconds of each timer, shape (rounds,); every round begins with another."""
+    times_s = np.empty((len(timers), rounds))
     for number in range(rounds):
-        for place in (0, 1) if number % 2 == 0 else (1, 0):
-            times_s[number, place] = (first, second)[place]()
-    return times_s[:, 0], times_s[:, 1]
+        for place in range(len(timers)):
+            which = (number + place) % len(timers)
+            times_s[which, number] = timers[which]()
+    yield from times_s
 
 
 def told(ratios: np.ndarray) -> str:

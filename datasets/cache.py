@@ -127,12 +127,15 @@ def _build(
         ) as decoded,
     ):
         images.write(layout.header)
+        buffer = np.empty((len(layout.chunks[0]), *layout.shape[1:]), np.uint8)
         for number in missing:
             rows = layout.chunks[number]
-            pixels = np.stack([next(decoded) for _ in rows]).tobytes()
-            done[number] = hashlib.sha256(pixels).hexdigest()
+            pixels = buffer[: len(rows)]
+            for place in range(len(rows)):
+                pixels[place] = next(decoded)
+            done[number] = hashlib.sha256(pixels.data).hexdigest()
             images.seek(layout.offset(rows.start))
-            images.write(pixels)
+            images.write(pixels.data)
             images.flush()
             journal.write(f"{number} {done[number]}\n")
             journal.flush()

@@ -31,10 +31,14 @@ class PixelLayout:
     image_size: int
 
     @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the array."""
+        return (self.images, self.image_size, self.image_size, 3)
+
+    @property
     def header(self) -> bytes:
         """The start of the file (NEP 1, version 1.0, padded to a multiple of 64 bytes)."""
-        shape = (self.images, self.image_size, self.image_size, 3)
-        text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}"
+        text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {self.shape}, }}"
         text += " " * (-(10 + len(text) + 1) % 64) + "\n"
         return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("ascii")
 
