@@ -36,7 +36,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.records import Record, UnreadableRecord, read_record, read_study
+from harness.record_files import UnreadableRecord, read_record, read_study
+from harness.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = (

@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.slowed_worker import SHARE, VARIANT
 from harness.config import RunConfig
 from harness.inputs import prepare_input
-from harness.pair import run_pair
 from harness.plan import SPEED_WINDOWS
 from harness.records import Record
 from harness.speedup import PairWindows
+from harness.turns import run_arms
 from harness.verdict import Verdict, judge
 from reports.speedup import process_pair
 
@@ -38,7 +38,7 @@ def measure_pair(arms: list[RunConfig], *, python: str, pair_s: float) -> PairWi
     """The windows of two workers, alive together for about ``pair_s`` seconds."""
     records: list[Record] = []
     with tempfile.TemporaryDirectory(prefix="real-studies-") as folder:
-        run_pair(
+        run_arms(
             arms,
             prepare_input(arms[0], manifest_csv=Path(folder) / "manifest.csv", cache_dir=None),
             python=python,

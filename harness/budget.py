@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from harness.config import RunConfig
-from harness.pair import PAUSE_S
 from harness.records import Record, mean_step_s
+from harness.turns import PAUSE_S
 
 
 class Budget:

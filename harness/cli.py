@@ -46,8 +46,8 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
     run = configure(options, backend=backend, precision="amp" if amp else "fp32")
     with Session(options, [backend]) as session:
         from harness.inputs import prepare_input
-        from harness.records import write_json
-        from harness.runner import run_arm
+        from harness.record_files import write_json
+        from harness.turns import run_arm
 
         data = prepare_input(
             run,
@@ -86,7 +86,7 @@ main.add_command(env)
 @click.argument("directory", type=click.Path(path_type=Path))
 def report(directory: Path) -> None:
     """Write the report of DIRECTORY anew from its records."""
-    from harness.records import UnreadableRecord
+    from harness.record_files import UnreadableRecord
     from reports import write_report
 
     try:

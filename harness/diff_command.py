@@ -31,7 +31,7 @@ def diff(before: Path, after: Path, margin: float, as_json: bool) -> None:
     """
     from rich.console import Console
 
-    from harness.records import UnreadableRecord
+    from harness.record_files import UnreadableRecord
     from reports.cells import read_results
     from reports.diff import diff_results
     from reports.diff_text import diff_json, render_diff

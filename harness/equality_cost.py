@@ -9,10 +9,10 @@ from pathlib import Path
 
 from harness.config import RunConfig
 from harness.inputs import prepare_input
-from harness.pair import run_pair
 from harness.plan import SPEED_WINDOWS
 from harness.records import Record, timed
 from harness.speedup import PairWindows, Speedup, estimate_speedup
+from harness.turns import run_arms
 
 PAIRS = 3
 
@@ -45,7 +45,7 @@ def equality_cost(base: RunConfig, *, python: str, on_pair: Callable[[str], None
             equal = base.model_copy(update={**arms, **quiet})
             native = equal.model_copy(update={"parts": "native", "variant": "native"})
             records: dict[str, Record] = {}
-            run_pair(
+            run_arms(
                 [equal, native],
                 prepare_input(equal, manifest_csv=Path(folder) / "manifest.csv", cache_dir=None),
                 python=python,

@@ -13,10 +13,11 @@ from harness.networks import (
     build_network,
     forward_flops_per_image,
 )
-from harness.pair import LONGEST_WINDOW_S, PAUSE_S
-from harness.records import Record, mean_step_s, write_json
+from harness.record_files import write_json
+from harness.records import Record, mean_step_s
 from harness.results import MIN_TIMED_WINDOWS
 from harness.runner import WINDOW_TARGET_S
+from harness.turns import LONGEST_WINDOW_S, PAUSE_S
 
 _CLASSES = 5
 

@@ -103,7 +103,7 @@ def max_batch(
     """
     from harness.max_batch import find_max_batch
     from harness.max_batch_result import FILE_NAME
-    from harness.records import write_json
+    from harness.record_files import write_json
 
     chosen = tuple(dict.fromkeys(backends)) or COMPARED
     pythons = interpreters(chosen, python)

@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from harness.records import EnvironmentPart, read_part
+from harness.record_files import read_part
+from harness.records import EnvironmentPart
 
 FILE_NAME = "max_batch.json"
 LARGEST_BATCH = 65_536

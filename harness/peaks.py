@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.config import RunConfig
 from harness.protocol import PEAK_OPERATIONS, Backend, InForce
-from harness.records import EnvironmentPart, PeakPart, write_json
+from harness.record_files import write_json
+from harness.records import EnvironmentPart, PeakPart
 
 PEAK_DTYPES: Final[tuple[str, ...]] = ("float32", "tf32", "float16", "bfloat16")
 """tf32: float32 products in TF32, which a GPU may do on its tensor cores."""

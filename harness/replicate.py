@@ -15,10 +15,11 @@ from harness.article import Audit, Defect, audit_batches, flawed
 from harness.config import RunConfig
 from harness.drill import Finding
 from harness.inputs import PreparedInput, prepare_input
-from harness.records import Record, write_json
+from harness.record_files import write_json
+from harness.records import Record
 from harness.registry import ARTICLE_ADAPTERS
-from harness.runner import run_arm
 from harness.study import Studio, record_path
+from harness.turns import run_arms
 from harness.worker_process import WorkerFailed, WorkerProcess
 
 LOSS_SCALE = "dynamic:1024"
@@ -123,6 +124,7 @@ def replicate(
     honest = CachedPixels(cache)
     drills = _Drills(base, directory, studio)
     results = []
+    position = 0
     for variant in variants:
         # Live pixels are the cached ones, so that the audit need not decode them again.
         audit = audit_batches(
@@ -143,32 +145,36 @@ def replicate(
                 }
             ),
         )
-        records = []
-        for run in (fp32, amp):
-            record = run_arm(
-                run,
-                given,
-                python=studio.pythons[base.backend],
-                log=directory / "logs" / f"{run.arm}.log",
-                command=studio.repeat_command(run),
-                on_event=studio.on_event,
-                arm_position=len(results) * 2 + len(records),
-            )
-            write_json(record_path(directory, run.arm), record)
-            records.append(record)
+        records: dict[str, Record] = {}
+
+        def keep(record: Record, records: dict[str, Record] = records) -> None:
+            write_json(record_path(directory, record.arm), record)
+            records[record.arm] = record
+
+        run_arms(
+            (fp32, amp),
+            given,
+            python=studio.pythons[base.backend],
+            log=lambda run: directory / "logs" / f"{run.arm}.log",
+            command=studio.repeat_command,
+            on_event=studio.on_event,
+            on_record=keep,
+            arm_position=position,
+        )
+        position += sum(len(record.windows) for record in records.values())
         findings, reason = drills.of(amp)
         results.append(
             VariantResult(
                 variant=variant,
-                fp32=records[0],
-                amp=records[1],
+                fp32=records[fp32.arm],
+                amp=records[amp.arm],
                 audit=audit,
                 drill=findings,
                 no_drill_reason=reason,
                 val_images=len(honest.val),
             )
         )
-        if all(record.status == "unavailable" for record in records):
+        if all(record.status == "unavailable" for record in records.values()):
             break  # the machine cannot run this backend at all, whatever the variant
     return results
 

@@ -34,8 +34,6 @@ from harness.worker_process import WorkerFailed, WorkerProcess
 
 WINDOW_TARGET_S = 2.0
 """Length of a timed window: long enough that two synchronisations vanish in it."""
-COMPUTE_WINDOWS = 4
-"""Windows on a resident batch: few, since they only tell where the time went."""
 PROFILED_STEPS = 2
 
 
@@ -373,36 +371,3 @@ def _misfit(error: Exception) -> WorkerFailed:
         f"the worker's answer does not fit ({what}): is another version of amp-harness "
         "installed in its environment?",
     )
-
-
-def run_arm(
-    run: RunConfig,
-    data: PreparedInput,
-    *,
-    python: str,
-    log: Path,
-    command: str,
-    on_event: OnEvent,
-    arm_position: int = 0,
-) -> Record:
-    """Run one arm from start to end; every failure of its worker becomes the record's status."""
-    arm = ArmRun(run, data, command=command, on_event=on_event, arm_position=arm_position)
-    return drive(arm, python=python, log=log)
-
-
-def drive(arm: ArmRun, *, python: str, log: Path) -> Record:
-    """Take ``arm`` from start to end."""
-    try:
-        arm.start(python=python, log=log)
-        while not arm.done:
-            arm.train_window()
-        arm.conclude()
-        for _ in range(COMPUTE_WINDOWS):
-            if arm.to_diagnose:
-                arm.compute_window(arm.window_steps)
-        if arm.to_diagnose:
-            arm.profile()
-        return arm.finish()
-    except BaseException:
-        arm.abort()
-        raise

@@ -14,17 +14,11 @@ from harness.config import RunConfig
 from harness.environment import describe_environment
 from harness.forecast import Paces
 from harness.inputs import PreparedInput, prepare_input
-from harness.pair import run_pair
 from harness.plan import in_turn
-from harness.records import (
-    Record,
-    Study,
-    UnreadableRecord,
-    read_record,
-    read_study,
-    write_json,
-)
+from harness.record_files import UnreadableRecord, read_record, read_study, write_json
+from harness.records import Record, Study
 from harness.runner import OnEvent
+from harness.turns import run_arms
 
 
 class StudyError(Exception):
@@ -174,7 +168,7 @@ def _run_missing(
             left_out |= {run.arm: reason for run in missing}
             continue
         measured = (w.arm_position for record in records.values() for w in record.windows)
-        run_pair(
+        run_arms(
             missing,
             data.of(missing[0]),
             python=studio.pythons[missing[0].backend],

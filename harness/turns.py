@@ -14,8 +14,10 @@ from pathlib import Path
 from harness.config import RunConfig
 from harness.inputs import PreparedInput
 from harness.records import Record
-from harness.runner import COMPUTE_WINDOWS, ArmRun, OnEvent, drive
+from harness.runner import ArmRun, OnEvent
 
+COMPUTE_WINDOWS = 4
+"""Windows on a resident batch: few, since they only tell where the time went."""
 PAUSE_S = 0.5
 """After this time the threads of an idle worker were seen to have stopped spinning."""
 LONGEST_WINDOW_S = 10.0
@@ -24,7 +26,7 @@ SHORTEST_WINDOW_S = 0.5
 """Of the slower arm, however little time is left: shorter ones show the neighbours."""
 
 
-def run_pair(
+def run_arms(
     runs: Sequence[RunConfig],
     data: PreparedInput,
     *,
@@ -90,17 +92,47 @@ def run_pair(
         _explain(turns)
         for run in [*turns.order]:
             end(run)
-        for run in crowded_out:
-            position = turns.next_position
-            alone = ArmRun(
-                run, data, command=command(run), on_event=on_event, arm_position=position
-            )
-            live[run.arm] = alone
-            on_record(drive(alone, python=python, log=log(run)))
     except BaseException:
         for arm in live.values():
             arm.abort()
         raise
+    for run in crowded_out:
+        record = run_arm(
+            run,
+            data,
+            python=python,
+            log=log(run),
+            command=command(run),
+            on_event=on_event,
+            arm_position=turns.next_position,
+        )
+        on_record(record)
+
+
+def run_arm(
+    run: RunConfig,
+    data: PreparedInput,
+    *,
+    python: str,
+    log: Path,
+    command: str,
+    on_event: OnEvent,
+    arm_position: int = 0,
+) -> Record:
+    """Run one arm alone; every failure of its worker becomes the record's status."""
+    records: list[Record] = []
+    run_arms(
+        [run],
+        data,
+        python=python,
+        log=lambda run: log,
+        command=lambda run: command,
+        on_event=on_event,
+        on_record=records.append,
+        arm_position=arm_position,
+    )
+    (record,) = records
+    return record
 
 
 class _Turns:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.max_batch_result import MaxBatchStudy, read_max_batch
-from harness.records import Record, Study, UnreadableRecord, read_record, read_study
+from harness.record_files import UnreadableRecord, read_record, read_study
+from harness.records import Record, Study
 
 NOT_RUN_YET = "not run yet"
 LEFT_OUT = "left out"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.record_files import write_json
 from harness.records import (
     AccuracyPart,
     DataPart,
@@ -24,7 +25,6 @@ from harness.records import (
     ThroughputPart,
     TrainingPart,
     Window,
-    write_json,
 )
 
 BATCH_SIZE = 16

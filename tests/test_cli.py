@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from harness import __version__
 from harness.cli import main
-from harness.records import read_record, read_study, write_json
+from harness.record_files import read_record, read_study, write_json
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SMALL = ("--input", "synthetic", "--model", "lenet", "--image-size", "16", "--batch-size", "4")

@@ -20,7 +20,8 @@ from scipy.stats import norm
 
 from harness.change import SESSION_SD, change_of_rate, change_of_speedup
 from harness.cli import main
-from harness.records import Record, Study, write_json
+from harness.record_files import write_json
+from harness.records import Record, Study
 from harness.speedup import PairWindows, estimate_speedup
 
 

@@ -25,7 +25,7 @@ from harness.peaks import (
 )
 from harness.protocol import InForce
 from harness.records import Record
-from harness.runner import run_arm
+from harness.turns import run_arm
 
 KEY = PeakKey(
     device="Example CPU", backend="torch", framework_version="2.13.0", dtype="float32", threads=2

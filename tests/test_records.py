@@ -14,6 +14,7 @@ from report_records import data_part
 
 from harness.config import RunConfig
 from harness.environment import describe_environment
+from harness.record_files import UnreadableRecord, read_record, read_study_records, write_json
 from harness.records import (
     DataPart,
     EpochPart,
@@ -21,11 +22,7 @@ from harness.records import (
     Record,
     Study,
     ThroughputPart,
-    UnreadableRecord,
     Window,
-    read_record,
-    read_study_records,
-    write_json,
 )
 
 

@@ -21,7 +21,8 @@ from harness import replicate as replication
 from harness.article import Audit, audit_batches, flawed
 from harness.config import RunConfig
 from harness.drill import Finding
-from harness.records import DevicePart, Record, ThroughputPart, read_record
+from harness.record_files import read_record
+from harness.records import DevicePart, Record, ThroughputPart
 from harness.registry import ARTICLE_ADAPTERS, BACKENDS
 from harness.replicate import CORRECTED, VARIANTS, Variant, VariantResult, arms
 from harness.study import Studio

@@ -14,14 +14,8 @@ from report_records import (
 )
 
 from harness.max_batch_result import MaxBatch, MaxBatchStudy, Trial
-from harness.records import (
-    DevicePart,
-    MemoryPart,
-    ModelPart,
-    Record,
-    UnreadableRecord,
-    write_json,
-)
+from harness.record_files import UnreadableRecord, write_json
+from harness.records import DevicePart, MemoryPart, ModelPart, Record
 from reports import write_report
 from reports.blocks import Table
 from reports.cells import Results, read_results, study_cells

@@ -19,13 +19,8 @@ from report_records import (
     write_study,
 )
 
-from harness.records import (
-    EpochPart,
-    QuarantinedFile,
-    Record,
-    UnreadableRecord,
-    write_json,
-)
+from harness.record_files import UnreadableRecord, write_json
+from harness.records import EpochPart, QuarantinedFile, Record
 from reports import write_report
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "line", "path", "i"}

@@ -15,7 +15,8 @@ from datasets import DataError
 from harness import study as study_module
 from harness.config import RunConfig
 from harness.plan import Extent, plan
-from harness.records import Record, read_record, read_study
+from harness.record_files import read_record, read_study
+from harness.records import Record
 from harness.runner import Event
 from harness.study import Studio, StudyError, record_path, resume_study, start_study
 
@@ -70,12 +71,12 @@ def dead_arms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     kept = {arm: _record(arm) for arm in ("fake-fp32", "fake-amp", "fake-float64")}
 
-    def run_pair(planned: list[RunConfig], *_: Any, on_record: Any, **__: Any) -> None:
+    def run_arms(planned: list[RunConfig], *_: Any, on_record: Any, **__: Any) -> None:
         for run in planned:
             asked.append(run.arm)
             on_record(kept[run.arm])
 
-    monkeypatch.setattr(study_module, "run_pair", run_pair)
+    monkeypatch.setattr(study_module, "run_arms", run_arms)
     return asked
 
 
