@@ -93,8 +93,13 @@ def main() -> None:
         python.chmod(0o755)
         for number in range(options.studies):
             pairs = [
-                measure_pair([first, second], python=str(python), pair_s=options.pair_s)
-                for _ in range(options.pairs)
+                # As in a comparison, every other time the other arm starts first.
+                measure_pair(
+                    [second, first] if pair % 2 else [first, second],
+                    python=str(python),
+                    pair_s=options.pair_s,
+                )
+                for pair in range(options.pairs)
             ]
             verdict = judge(pairs, names=("the first", "the second"))
             verdicts.append(verdict)
