@@ -65,9 +65,9 @@ def worker_variables(run: RunConfig, inherited: Mapping[str, str]) -> dict[str, 
         # The order of device numbers that nvidia-smi shows.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "PYTHONHASHSEED": "0",
-        # Huge pages, where the system lets a process ask for them (glibc 2.35; PyTorch's allocator).
-        # With small ones a worker's speed depends on where its pages happen to lie: of equal arms
-        # the one that started later was 2 % faster, on a machine that had run for hours 6 to 12 %.
+        # Huge pages, where the system lets a process ask (glibc 2.35; PyTorch's allocator). With
+        # small ones a worker's speed depends on where its pages happen to lie: of equal arms the
+        # one that started later was 2 % faster, on a machine that had run for hours 6 to 12 %.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "THP_MEM_ALLOC_ENABLE": "1",
         "PYTHONUNBUFFERED": "1",

@@ -46,7 +46,8 @@ def equality_cost(base: RunConfig, *, python: str, on_pair: Callable[[str], None
             native = equal.model_copy(update={"parts": "native", "variant": "native"})
             records: dict[str, Record] = {}
             run_arms(
-                [equal, native],
+                # As in a comparison, every other time the other arm starts first.
+                [native, equal] if number % 2 else [equal, native],
                 prepare_input(equal, manifest_csv=Path(folder) / "manifest.csv", cache_dir=None),
                 python=python,
                 log=lambda run: Path(folder) / f"{run.arm}.log",
