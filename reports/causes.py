@@ -95,14 +95,21 @@ def _input_bound(amp: Record, fed: Verdict) -> Cause | None:
     feed = feed_of(amp)
     if not feed.input_bound:
         return None
-    text = (
-        f"Input-bound: AMP waited for data {percent(feed.wait_fraction)} of the time at "
+    waited = (
+        f"waited for data {percent(feed.wait_fraction)} of the time at "
         f"{number(feed.images_per_s)} images/s"
     )
     ceiling, compute = feed.ceiling_images_per_s, feed.compute_images_per_s
+    if feed.waits:
+        text = f"Input-bound: AMP {waited}"
+    else:
+        text = (
+            f"Input-bound: AMP shares its CPUs with the decoder; it {waited}, but computes "
+            f"{number(compute)} without it"
+        )
     if ceiling is not None and compute is not None:
         text += f", and its loader alone gives {number(ceiling)}"
-        if ceiling > compute:
+        if feed.waits and ceiling > compute:
             text += " (enough, were it not for the CPUs that it shares with the step)"
     gain = fed.speedup
     if gain is None:

@@ -31,20 +31,31 @@ class Feed:
     wait_fraction: float | None
     ceiling_images_per_s: float | None
     """The loader alone, in the arm's own input mode."""
+    shares_cpus: bool
+    """Whether photos are decoded on the CPUs that compute: that slows the step itself, and an arm
+    may be starved of CPU time without ever waiting for a batch."""
 
     @property
     def input_bound(self) -> bool | None:
-        """Whether the arm waits for images; None where nothing tells.
+        """Whether the arm would train faster on images that cost nothing; None if nothing tells.
 
         An arm that computed slower alone than it trained met another machine: a load, or a clock.
         """
         if self.starved is None or self.wait_fraction is None or self.starved.shown.high < 1:
             return None
-        return self.starved.shown.low > 1 and self.wait_fraction >= WAIT_SHARE
+        if self.waits:
+            return self.starved.shown.low > 1
+        return self.shares_cpus and self.starved.shown.low > 1 / (1 - WAIT_SHARE)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the arm waited for batches long enough to matter."""
+        return self.wait_fraction is not None and self.wait_fraction >= WAIT_SHARE
 
 
 def feed_of(record: Record) -> Feed:
     """How the input of an arm compares with its compute."""
+    mode = record.training.input if record.training else ""
     trained = window_rates(record)
     computed = rates(timed_windows(record.compute_windows))
     windows = PairWindows(
@@ -55,7 +66,8 @@ def feed_of(record: Record) -> Feed:
         compute_images_per_s=median(computed) if computed else None,
         starved=judge([windows], names=("end to end", "compute alone")).speedup,
         wait_fraction=record.throughput.data_wait_fraction if record.throughput else None,
-        ceiling_images_per_s=loader_rate(record, record.training.input if record.training else ""),
+        ceiling_images_per_s=loader_rate(record, mode),
+        shares_cpus=mode == "live" and record.device is not None and record.device.type == "cpu",
     )
 
 

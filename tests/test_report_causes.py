@@ -125,6 +125,41 @@ def test_an_arm_with_one_of_the_two_signs_alone_is_not_input_bound(compute: floa
     assert feed_of(arm("amp", 40, compute=compute, wait=wait)).input_bound is False
 
 
+@pytest.mark.parametrize(
+    ("compute", "device", "bound"),
+    [
+        (100, "cpu", True),
+        (44, "cpu", False),  # a tenth faster without decoding, less than a ninth
+        (100, "cuda", False),  # decoding takes nothing from a GPU that does not wait
+    ],
+)
+def test_decoding_on_the_cpus_that_compute_slows_the_step_before_it_waits(
+    compute: float, device: str, bound: bool
+):
+    changes = {"loader": live(60), "training": {"input": "live"}}
+    record = arm("amp", 40, compute=compute, wait=0.01, **changes)
+    assert record.device is not None
+    record.device.type = device
+
+    assert feed_of(record).input_bound is bound
+
+
+def test_the_cause_of_an_arm_that_shares_its_cpus_with_the_decoder_says_so():
+    changes = {"loader": live(60), "training": {"input": "live"}}
+    told = explain(
+        judged(
+            arm("fp32", 40, compute=80, wait=0.01, **changes),
+            arm("amp", 40, compute=100, wait=0.01, **changes),
+        )
+    )
+
+    assert told.startswith(
+        "Input-bound: AMP shares its CPUs with the decoder; it waited for data 1.0 % of the "
+        "time at 40.0 images/s, but computes 100 without it, and its loader alone gives 60.0; on "
+        "resident batches AMP's speedup is ×1.25"
+    )
+
+
 def test_an_arm_without_windows_on_a_resident_batch_may_or_may_not_be_input_bound():
     assert feed_of(arm("amp", 40, wait=0.9)).input_bound is None
 
