@@ -34,6 +34,9 @@ from harness.worker_process import WorkerFailed, WorkerProcess
 
 WINDOW_TARGET_S = 2.0
 """Length of a timed window: long enough that two synchronisations vanish in it."""
+LIVE_SETTLING_STEPS = 4
+"""Batches that a decoder has made while its worker was idle: two in the queue, one in the making,
+one on the device. A window that began with them would show a faster input than there is."""
 PROFILED_STEPS = 2
 
 
@@ -133,16 +136,21 @@ class ArmRun:
 
         Args:
             steps: its length; None: :attr:`window_steps`.
-            settle: begin with a step that is not timed, because the worker was idle before.
+            settle: begin with steps that are not timed, because the worker was idle before.
         """
         with self._catching():
             # Equal shares: a leftover window of one step would be the noisiest of all.
             share = steps or self.window_steps
             if (span := self._span) is not None:
                 share = math.ceil(span / math.ceil(span / share))
-            if settle and share > 1:
-                self._window(1, warmup=True)
-                share -= 1
+            if settle:
+                live = self._run.input == "live"
+                settling = LIVE_SETTLING_STEPS if live else 1
+                if not live or self._run.windows is None:
+                    settling = min(settling, share - 1)
+                if settling:
+                    self._window(settling, warmup=True)
+                share = max(share - settling, 1)
             if not self.done:
                 self._window(share, warmup=False)
             if self.done and self._run.windows is not None:

@@ -601,6 +601,21 @@ def test_a_run_of_so_many_windows_ends_after_them_and_validates_once(scripted: S
     assert record.accuracy is not None
 
 
+@pytest.mark.parametrize(("source", "settling"), [("synthetic", 1), ("live", 4)])
+def test_a_worker_that_was_idle_first_uses_up_what_its_loader_has_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, settling: int
+):
+    monkeypatch.setattr(runner, "WorkerProcess", ScriptedWorker)
+    run = fake_run(input=source, steps=None, windows=2)
+    arm = runner.ArmRun(run, synthetic_input(), command="", on_event=lambda event: None)
+
+    arm.start(python="python", log=tmp_path / "log")
+    arm.train_window(6, settle=True)
+
+    windows = arm.finish().windows[-2:]
+    assert [(w.steps, w.warmup) for w in windows] == [(settling, True), (6 - settling, False)]
+
+
 # --- real workers
 
 
