@@ -4,11 +4,13 @@ import itertools
 import warnings
 from importlib import metadata
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from backends.paddlepaddle.backend import PaddleBackend
+from backends.paddlepaddle.transfer import PinnedTransfer
 from harness.config import LossScalePolicy, RunConfig
 from harness.networks import (
     BatchNorm,
@@ -506,22 +508,21 @@ def test_pinned_memory_is_kept_until_its_copy_is_done():
         events.append(Event())
         return events[-1]
 
-    backend, _ = opened(RESIDUAL)
-    backend._on_cuda, backend._device = True, "gpu:0"
-    backend._paddle = SimpleNamespace(
+    paddle: Any = SimpleNamespace(
         to_tensor=Pinned,
         CUDAPinnedPlace=lambda: "pinned",
         device=SimpleNamespace(
             current_stream=lambda device: SimpleNamespace(record_event=record_event)
         ),
     )
+    transfer = PinnedTransfer(paddle, "gpu:0")
     for kept in (1, 2, 3):
-        assert backend.put(PIXELS, LABELS) == ("on device", "on device")
-        assert len(backend._copying) == kept
+        assert transfer.to_device(PIXELS, LABELS) == ["on device", "on device"]
+        assert len(transfer._copying) == kept
     assert not any(calls), "the host must not wait"
     events[0].done = events[1].done = True
-    backend.put(PIXELS, LABELS)
-    assert [event for event, _ in backend._copying] == events[2:]
+    transfer.to_device(PIXELS, LABELS)
+    assert [event for event, _ in transfer._copying] == events[2:]
 
 
 def test_an_allocation_that_fails_is_told_from_other_errors():
