@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.slowed_worker import SHARE, VARIANT
 from harness.config import RunConfig
 from harness.inputs import prepare_input
-from harness.plan import SPEED_WINDOWS
+from harness.plan import SPEED_WINDOWS, starting_order
 from harness.records import Record
 from harness.speedup import PairWindows
 from harness.turns import run_arms
@@ -93,9 +93,8 @@ def main() -> None:
         python.chmod(0o755)
         for number in range(options.studies):
             pairs = [
-                # As in a comparison, every other time the other arm starts first.
                 measure_pair(
-                    [second, first] if pair % 2 else [first, second],
+                    starting_order([first, second], pair),
                     python=str(python),
                     pair_s=options.pair_s,
                 )

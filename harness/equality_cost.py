@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.config import RunConfig
 from harness.inputs import prepare_input
-from harness.plan import SPEED_WINDOWS
+from harness.plan import SPEED_WINDOWS, starting_order
 from harness.records import Record, timed
 from harness.speedup import PairWindows, Speedup, estimate_speedup
 from harness.turns import run_arms
@@ -46,8 +46,7 @@ def equality_cost(base: RunConfig, *, python: str, on_pair: Callable[[str], None
             native = equal.model_copy(update={"parts": "native", "variant": "native"})
             records: dict[str, Record] = {}
             run_arms(
-                # As in a comparison, every other time the other arm starts first.
-                [native, equal] if number % 2 else [equal, native],
+                starting_order([equal, native], number),
                 prepare_input(equal, manifest_csv=Path(folder) / "manifest.csv", cache_dir=None),
                 python=python,
                 log=lambda run: Path(folder) / f"{run.arm}.log",

@@ -78,13 +78,17 @@ def plan(mains: Sequence[RunConfig], extent: Extent) -> list[RunConfig]:
 
 
 def _repetition(cells: Sequence[RunConfig], number: int) -> Iterator[RunConfig]:
-    """The cells once more; every other time, of arms measured in turn, the last starts first.
+    for group in in_turn(cells):
+        yield from starting_order(group, number)
+
+
+def starting_order(arms: Sequence[RunConfig], repetition: int) -> list[RunConfig]:
+    """Arms that are measured in turn; in every other repetition, from 0, the last starts first.
 
     A worker that starts later was seen to be faster: the first one takes the scattered pages of
     memory that the last process left, whatever its precision.
     """
-    for group in in_turn(cells):
-        yield from reversed(group) if number % 2 else group
+    return [*reversed(arms)] if repetition % 2 else [*arms]
 
 
 def together(run: RunConfig) -> tuple[str, str, str]:

@@ -15,6 +15,7 @@ from harness.arm import Prepared, WindowResult
 from harness.config import RunConfig
 from harness.divergence import DivergenceWatch
 from harness.inputs import PreparedInput
+from harness.loader import PREFETCHED
 from harness.records import (
     AccuracyPart,
     EnergyPart,
@@ -34,9 +35,9 @@ from harness.worker_process import WorkerFailed, WorkerProcess
 
 WINDOW_TARGET_S = 2.0
 """Length of a timed window: long enough that two synchronisations vanish in it."""
-LIVE_SETTLING_STEPS = 4
-"""Batches that a decoder has made while its worker was idle: two in the queue, one in the making,
-one on the device. A window that began with them would show a faster input than there is."""
+LIVE_SETTLING_STEPS = PREFETCHED + 1
+"""Batches that a decoder has made while its worker was idle, the one on the device included. A
+window that began with them would show a faster input than there is."""
 PROFILED_STEPS = 2
 
 
