@@ -17,15 +17,16 @@ from harness.data_commands import data
 from harness.diff_command import diff
 from harness.doctor_command import doctor
 from harness.env_command import env
+from harness.exits import EXIT_FAILED, EXIT_UNAVAILABLE, Commands
 from harness.max_batch_command import max_batch
 from harness.options import configure, refuse_given, repeat_command, run_options
 from harness.proof_commands import drill, parity
 from harness.registry import BACKENDS
 from harness.replicate_command import replicate
-from harness.session import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_UNAVAILABLE, Session, fail
+from harness.session import Session
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @click.option("--backend", type=click.Choice([*BACKENDS]), help="Framework of a single run.")
 @click.option("--amp/--no-amp", default=False, help="Mixed precision for the single run.  [no]")
 @run_options
@@ -86,11 +87,6 @@ main.add_command(env)
 @click.argument("directory", type=click.Path(path_type=Path))
 def report(directory: Path) -> None:
     """Write the report of DIRECTORY anew from its records."""
-    from harness.record_files import UnreadableRecord
     from reports import write_report
 
-    try:
-        files = write_report(directory)
-    except (UnreadableRecord, OSError) as error:
-        fail(str(error), EXIT_BAD_INPUT)
-    click.echo(files.html)
+    click.echo(write_report(directory).html)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.exits import EXIT_FAILED
 from harness.options import (
     HOW_OPTIONS,
     MODELS,
@@ -20,7 +21,7 @@ from harness.options import (
     usage_error,
 )
 from harness.registry import BACKENDS, COMPARED
-from harness.session import EXIT_FAILED, Session
+from harness.session import Session
 
 if TYPE_CHECKING:
     from harness.config import RunConfig

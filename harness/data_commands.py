@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,10 +13,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from datasets import Progress
+    from datasets import Manifest, Progress
     from datasets.overview import Overview
-
-EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 
 
 @click.group()
@@ -117,21 +114,17 @@ def fetch(name: str, folder: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Progress on standard error; bad input ends in one line and exit code 2."""
+    """Progress on standard error; an interruption says that the work goes on from there."""
     from rich.console import Console
 
-    from datasets import DataError
     from harness.progress import ProgressDisplay
 
     try:
         with ProgressDisplay(Console(stderr=True)) as display:
             yield display.on_data
-    except DataError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_BAD_INPUT)
-    except KeyboardInterrupt:
-        click.echo("interrupted; what is finished is kept, run it again to go on", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note("what is finished is kept, run it again to go on")
+        raise
 
 
 def _parse_fold(text: str | None) -> tuple[int, int] | None:
@@ -143,15 +136,10 @@ def _parse_fold(text: str | None) -> tuple[int, int] | None:
     return int(number), int(count)
 
 
-def _write_lists(manifest: Any, out: Path) -> None:
-    from datasets import DataError
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        manifest.write_csv(out / "manifest.csv")
-        manifest.write_quarantine_csv(out / "quarantine.csv")
-    except OSError as error:
-        raise DataError(f"{out}: cannot be written: {error.strerror}") from error
+def _write_lists(manifest: Manifest, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    manifest.write_csv(out / "manifest.csv")
+    manifest.write_quarantine_csv(out / "quarantine.csv")
 
 
 def print_overview(overview: Overview, console: Console) -> None:

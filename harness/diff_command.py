@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from harness.session import EXIT_BAD_INPUT, EXIT_FAILED, fail
+from harness.exits import EXIT_BAD_INPUT, EXIT_FAILED, fail
 
 
 @click.command()
@@ -31,15 +31,12 @@ def diff(before: Path, after: Path, margin: float, as_json: bool) -> None:
     """
     from rich.console import Console
 
-    from harness.record_files import UnreadableRecord
     from reports.cells import read_results
     from reports.diff import diff_results
     from reports.diff_text import diff_json, render_diff
 
     try:
         found = diff_results(read_results(before), read_results(after), margin=margin)
-    except UnreadableRecord as error:
-        fail(str(error), EXIT_BAD_INPUT)
     except ValueError as error:
         fail(f"{before} and {after} cannot be compared: {error}", EXIT_BAD_INPUT)
     if as_json:

@@ -41,7 +41,7 @@ def doctor(
 
     from datasets.places import cache_root
     from harness.doctor import diagnose, measure_peaks
-    from harness.peaks import UnreadablePeaks, peaks_file
+    from harness.peaks import peaks_file
 
     chosen = tuple(dict.fromkeys(backends)) or COMPARED
 
@@ -57,8 +57,6 @@ def doctor(
             )
         except ValidationError as error:
             raise usage_error(error) from error
-        except (UnreadablePeaks, OSError) as error:
-            raise click.UsageError(str(error)) from error
         found = found.model_copy(update={"peaks": peaks})
     if as_json:
         click.echo(found.model_dump_json())

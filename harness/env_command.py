@@ -14,14 +14,13 @@ from typing import Final
 
 import click
 
+from harness.exits import EXIT_FAILED, fail
 from harness.interpreters import environment_python
 from harness.registry import BACKENDS, COMPARED
 
 Command = tuple[str, ...]
 Runner = Callable[[Command], int]
 """Runs a command line and returns its exit code."""
-
-EXIT_FAILED = 1
 
 _TORCH_CPU = ("--index-url", "https://download.pytorch.org/whl/cpu")
 _PADDLE_CUDA = ("--index-url", "https://www.paddlepaddle.org.cn/packages/stable/cu126/")
@@ -76,12 +75,11 @@ def env(backends: tuple[str, ...], show: bool, cuda: bool | None, dry_run: bool)
             continue
         failed = make(backend, device, folder=folder, project=_project(), uv=find_uv(), run=run)
         if failed is not None:
-            click.echo(
-                f"harness: this failed for {backend}: {shlex.join(failed)}; mend what it told and "
-                "run the same command again: it goes on from here",
-                err=True,
+            fail(
+                f"this failed for {backend}: {shlex.join(failed)}; mend what it told and run the "
+                "same command again: it goes on from here",
+                EXIT_FAILED,
             )
-            sys.exit(EXIT_FAILED)
         if not dry_run:
             click.echo(f"{backend}: {describe(backend, folder=folder)}")
 

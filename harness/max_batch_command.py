@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.exits import EXIT_FAILED, EXIT_UNAVAILABLE, interruption_keeps
 from harness.options import MODELS, backends_option, interpreters, python_option, usage_error
 from harness.registry import COMPARED
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from harness.config import RunConfig
     from harness.max_batch_result import MaxBatch, MaxBatchStudy, Trial
-
-EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 3, 130
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _UNKNOWN = "–"
@@ -119,7 +116,8 @@ def max_batch(
             f"{directory / FILE_NAME} holds a result already; name another folder with --out"
         )
     study = _study(runs[0], memory_limit)
-    with _failures_told(directory / FILE_NAME):
+    file = directory / FILE_NAME
+    with interruption_keeps(file, f"what was found lies in {file}"):
         directory.mkdir(parents=True, exist_ok=True)
         for run in runs:
             click.echo(f"{run.arm}: starting", err=True)
@@ -219,23 +217,6 @@ def _tell_trial(run: RunConfig, trial: Trial) -> None:
     peak = "" if trial.peak_bytes is None else f", peak {_mib(trial.peak_bytes)}"
     ended = "fits" if trial.fits else f"does not fit: {trial.reason}"
     click.echo(f"{run.arm}: batch {trial.batch_size:,}{peak}: {ended}", err=True)
-
-
-@contextmanager
-def _failures_told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = f"; what was found lies in {path}" if path.exists() else ""
-        _fail(f"interrupted{kept}", EXIT_INTERRUPTED)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}", EXIT_FAILED)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"harness: {message}", err=True)
-    sys.exit(code)
 
 
 def _print(study: MaxBatchStudy, path: Path) -> None:

@@ -7,12 +7,12 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.exits import EXIT_FAILED
 from harness.options import MODELS, backends_option, interpreters, python_option, usage_error
 from harness.registry import COMPARED
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from harness.drill import Finding
     from harness.equality_cost import EqualityCost
     from harness.parity import ParityPlan, ParityRow
-
-EXIT_RED = 1
 
 
 def _proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +110,7 @@ def parity(
         _print_parity(rows)
         for item in costs:
             click.echo(_cost_sentence(item))
-    sys.exit(EXIT_RED if any(row.verdict == "fail" for row in rows) else 0)
+    sys.exit(EXIT_FAILED if any(row.verdict == "fail" for row in rows) else 0)
 
 
 def _costs(plan: ParityPlan) -> Iterator[EqualityCost]:
@@ -160,7 +158,7 @@ def drill(
     chosen = tuple(dict.fromkeys(backends)) or COMPARED
     pythons = interpreters(chosen, python)
     results: dict[tuple[str, str], list[Finding] | str] = {}
-    with _failures_told(), tempfile.TemporaryDirectory(prefix="amp-drill-") as folder:
+    with tempfile.TemporaryDirectory(prefix="amp-drill-") as folder:
         for backend in chosen:
             for optimizer in tuple(dict.fromkeys(optimizers)) or ("adam", "sgd"):
                 config = _configure(
@@ -194,7 +192,7 @@ def drill(
         if not isinstance(result, str)
         for finding in result
     )
-    sys.exit(EXIT_RED if failed else 0)
+    sys.exit(EXIT_FAILED if failed else 0)
 
 
 def _configure(**fields: Any) -> RunConfig:
@@ -206,18 +204,6 @@ def _configure(**fields: Any) -> RunConfig:
         return RunConfig.model_validate({"steps": 1, **fields})
     except ValidationError as error:
         raise usage_error(error) from error
-
-
-@contextmanager
-def _failures_told() -> Iterator[None]:
-    """Turn a worker's failure, or sizes that do not fit the network, into one line."""
-    from harness.worker_process import WorkerFailed
-
-    try:
-        yield
-    except WorkerFailed as failure:
-        click.echo(f"harness: {failure.status}: {failure.reason}", err=True)
-        sys.exit(EXIT_RED)
 
 
 _COLOURS = {"pass": "green", "fail": "bold red", "unavailable": "yellow", "noise": "dim"}

@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.exits import EXIT_FAILED, EXIT_UNAVAILABLE, interruption_keeps
 from harness.options import MODELS, interpreters, python_option, usage_error
 from harness.registry import ARTICLE_ADAPTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from harness.config import RunConfig
     from harness.replicate import VariantResult
-
-EXIT_FAILED, EXIT_BAD_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 _VARIANT_NAMES = (
     *("corrected", "one-image", "fresh-scaler", "live-decoding", "two-outputs"),
@@ -97,10 +93,10 @@ def replicate(
         on_event=display.on_event,
         on_data=display.on_data,
     )
-    with _failures_told(directory):
-        with display:
-            results = replicate(base, variants, directory, studio=studio)
-        _tell(results, directory, as_json)
+    kept = directory / "records"
+    with interruption_keeps(kept, f"finished records lie in {kept}"), display:
+        results = replicate(base, variants, directory, studio=studio)
+    _tell(results, directory, as_json)
     corrected = (results[0].fp32.status, results[0].amp.status)
     if any(status not in ("ok", "unavailable") for status in corrected):
         sys.exit(EXIT_FAILED)
@@ -131,27 +127,6 @@ def _command(base: RunConfig, variant: str) -> str:
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
-
-
-@contextmanager
-def _failures_told(directory: Path) -> Iterator[None]:
-    """Turn what stops the whole rerun into one line and an exit code."""
-    from datasets import DataError
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        _fail(f"interrupted; finished records lie in {directory / 'records'}", EXIT_INTERRUPTED)
-    except DataError as error:
-        _fail(str(error), EXIT_BAD_INPUT)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}", EXIT_FAILED)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"harness: {message}", err=True)
-    sys.exit(code)
 
 
 def _tell(results: list[VariantResult], directory: Path, as_json: bool) -> None:

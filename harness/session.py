@@ -1,15 +1,16 @@
-"""Folder, progress and the handling of errors around one run or comparison on the command line."""
+"""Folder and progress around one run or comparison on the command line."""
 
 from __future__ import annotations
 
 import shlex
-import sys
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.exits import interruption_keeps
 from harness.options import interpreters, repeat_command
 
 if TYPE_CHECKING:
@@ -22,11 +23,9 @@ if TYPE_CHECKING:
     from harness.records import Record
     from harness.study import Studio
 
-EXIT_FAILED, EXIT_BAD_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
-
 
 class Session:
-    """Folder, progress and the handling of errors around one run or comparison."""
+    """Folder and progress of one run or comparison."""
 
     def __init__(self, options: dict[str, Any], backends: Any) -> None:
         from rich.console import Console
@@ -38,32 +37,21 @@ class Session:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         self.directory = Path(options["out"] or f"runs/{stamp}")
         self.studio = self._studio(options, backends)
+        self._ends = ExitStack()
 
     def __enter__(self) -> Session:
-        self._display.__enter__()
+        self._ends.enter_context(
+            interruption_keeps(
+                self.directory / "study.json",
+                "finished records are kept; continue with: "
+                f"python -m harness compare --resume {shlex.quote(str(self.directory))}",
+            )
+        )
+        self._ends.enter_context(self._display)
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from datasets import DataError
-        from harness.study import StudyError
-
-        self._display.__exit__(kind, error, trace)
-        match error:
-            case KeyboardInterrupt():
-                hint = ""
-                if (self.directory / "study.json").exists():
-                    hint = (
-                        "; finished records are kept; continue with: "
-                        f"python -m harness compare --resume {shlex.quote(str(self.directory))}"
-                    )
-                fail(f"interrupted{hint}", EXIT_INTERRUPTED)
-            case DataError() | StudyError():
-                fail(str(error), EXIT_BAD_INPUT)
-            case OSError():
-                where = f"{error.filename}: " if error.filename else ""
-                fail(f"{where}{error.strerror or error}", EXIT_FAILED)
-            case _:
-                pass
+    def __exit__(self, *error: Any) -> None:
+        self._ends.__exit__(*error)
 
     def show_plan(
         self, runs: Sequence[RunConfig], budget_s: float | None, *, on_stdout: bool
@@ -126,9 +114,3 @@ class Session:
             on_event=self._display.on_event,
             on_data=self._display.on_data,
         )
-
-
-def fail(message: str, code: int) -> NoReturn:
-    """Say on standard error what is wrong, and leave."""
-    click.echo(f"harness: {message}", err=True)
-    sys.exit(code)

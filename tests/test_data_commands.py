@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from datasets import fetch
-from harness.data_commands import data
+from harness.cli import main
 
 
 def noise(path, seed, size=(20, 12), mode="RGB"):
@@ -33,7 +33,7 @@ def food(tmp_path):
 
 
 def run(*arguments, code=0):
-    done = CliRunner().invoke(data, [str(argument) for argument in arguments])
+    done = CliRunner().invoke(main, ["data", *map(str, arguments)])
     assert done.exit_code == code, done.output
     return done
 
