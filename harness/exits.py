@@ -27,6 +27,8 @@ class Commands(click.Group):
         """Run the command; a failure that is nobody's programming error becomes an exit."""
         try:
             return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
         except (KeyboardInterrupt, Exception) as error:
             told = _told(error)
             if told is None:

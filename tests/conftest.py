@@ -93,6 +93,14 @@ def needs_frameworks():
     return need
 
 
+@pytest.fixture(scope="module")
+def no_pauses():
+    """Arms take turns at once: a pause between windows is for figures, and none is measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.turns.PAUSE_S", 0.0)
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory):
     """Keep decoded images and downloads of the tests out of the user's own cache."""

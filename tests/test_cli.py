@@ -18,10 +18,12 @@ from harness import __version__
 from harness.cli import main
 from harness.record_files import read_record, read_study, write_json
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 SMALL = ("--input", "synthetic", "--model", "lenet", "--image-size", "16", "--batch-size", "4")
 SINGLE = ("--backend", "fake", *SMALL, "--steps", "8")
-COMPARE = ("compare", "--backend", "fake", *SMALL, "--steps", "8")
+COMPARE = ("compare", "--backend", "fake", *SMALL, "--steps", "8", "--window-steps", "2")
 
 
 def harness(*words: str | Path) -> Result:

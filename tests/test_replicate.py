@@ -388,7 +388,9 @@ def test_the_page_needs_no_other_file():
 
 
 @pytest.fixture(scope="module")
-def rerun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[VariantResult]]:
+def rerun(
+    tmp_path_factory: pytest.TempPathFactory, no_pauses: None
+) -> tuple[Path, list[VariantResult]]:
     """Four variants of the fake backend, which stands in for the defective adapter as well."""
     folder = tmp_path_factory.mktemp("rerun")
     photos = write_sample(folder / "photos", images_per_class=6, image_size=24)

@@ -20,6 +20,8 @@ from harness.records import Record
 from harness.runner import Event
 from harness.study import Studio, StudyError, record_path, resume_study, start_study
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
+
 ARMS = ("fp32", "amp", "float64")
 
 
@@ -37,7 +39,7 @@ def studio(**changes: Any) -> Studio:
 
 def runs(*precisions: str, **changes: Any) -> list[RunConfig]:
     return [
-        fake_run(precision=precision, **{"input": "synthetic"} | changes)
+        fake_run(precision=precision, **{"input": "synthetic", "window_steps": 2} | changes)
         for precision in precisions or ARMS
     ]
 
@@ -155,7 +157,7 @@ def test_the_arms_of_a_backend_are_measured_in_turn(tmp_path: Path):
 
 
 def test_a_window_of_a_worker_that_was_idle_begins_with_a_step_that_is_not_timed(tmp_path: Path):
-    (record, _) = start(tmp_path, runs("fp32", "amp", steps=40))
+    (record, _) = start(tmp_path, runs("fp32", "amp", steps=40, window_steps=3))
 
     kinds = [window.warmup for window in record.windows]
     timed = [place for place, warmup in enumerate(kinds) if not warmup]
@@ -322,7 +324,7 @@ def test_repetitions_see_the_same_batches_and_are_not_validated(tmp_path: Path):
 
 
 def test_a_grid_decodes_the_photos_once_for_each_size(tmp_path: Path, photos: Path):
-    mains = runs("fp32", "amp", input="cached", data=str(photos), image_size=16)
+    mains = runs("fp32", "amp", input="cached", data=str(photos), image_size=16, diagnose=False)
     planned = plan(mains, Extent(image_sizes=(16, 20), batch_sizes=(4, 8), repeats=1))
 
     records = start(tmp_path / "study", planned, cache_dir=tmp_path / "cache")
