@@ -1,4 +1,4 @@
-"""ResNet-18 training by the frameworks' own high-level loops.
+"""ResNet-18 training by the loops that others publish: Keras, Paddle, and the timm package.
 
 Same signature as the functions of ``bare_loops``.
 """
@@ -60,4 +60,37 @@ def paddle_fit(
     return train
 
 
+def timm_benchmark(
+    images: np.ndarray, labels: np.ndarray, classes: int, device: str, *, amp: bool
+) -> Loop:
+    """The step that timm's ``benchmark.py --bench train`` times, with Adam.
+
+    One batch of noise stays on the device, the labels are drawn anew at each step. As published,
+    its AMP is ``autocast`` without a loss scaler.
+    """
+    import timm
+    import torch
+    from timm.optim import create_optimizer_v2
+
+    model = timm.create_model("resnet18", num_classes=classes).to(device)
+    optimizer = create_optimizer_v2(model, opt="adam", lr=1e-3)
+    criterion = torch.nn.CrossEntropyLoss().to(device)
+    batch = torch.randn(len(images), 3, *images.shape[1:3], device=device)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            with torch.autocast(device, torch.float16, enabled=amp):
+                logits = model(batch)
+                target = torch.empty(len(labels), device=device, dtype=torch.long)
+                loss = criterion(logits, target.random_(classes))
+            loss.backward()
+            optimizer.step()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+
+    return train
+
+
 FIT_LOOPS = {"tensorflow": keras_fit, "paddle": paddle_fit}
+TIMM_LOOPS = {"torch": timm_benchmark}

@@ -3,6 +3,7 @@
     python benchmarks/overhead.py --backend torch                        a loop written by hand
     python benchmarks/overhead.py --backend tensorflow --against fit     Keras model.fit
     python benchmarks/overhead.py --backend paddle --against fit         paddle.Model.fit
+    python benchmarks/overhead.py --backend torch --against timm         timm's training benchmark
     python benchmarks/overhead.py --backend torch --amp --image-size 32 --batch-size 4
 
 Each process trains both networks in turns and gives one ratio of images/s, harness ÷ other; several
@@ -23,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bare_loops import LOOPS, Loop
-from benchmarks.fit_loops import FIT_LOOPS
+from benchmarks.fit_loops import FIT_LOOPS, TIMM_LOOPS
 from datasets import SyntheticPixels
 from harness.arm import Arm
 from harness.config import RunConfig
@@ -33,7 +34,7 @@ from harness.registry import load_backend
 from harness.speedup import PairWindows, estimate_speedup
 
 CLASSES = 5
-OTHERS = {"bare": LOOPS, "fit": FIT_LOOPS}
+OTHERS = {"bare": LOOPS, "fit": FIT_LOOPS, "timm": TIMM_LOOPS}
 PROCESS_SD_SCALE = 0.01
 """Both networks share the process here, so that its bias cancels but for their places in memory."""
 
@@ -108,6 +109,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="of a window")
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.backend not in OTHERS[options.against]:
+        parser.error(f"there is no {options.against} loop for {options.backend}")
     run = RunConfig(
         backend=options.backend,
         image_size=options.image_size,
