@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 from harness.config import RunConfig
 from harness.records import Record, mean_step_s
-from harness.turns import PAUSE_S
+from harness.turns import PAUSE_S, SHORTEST_WINDOW_S
 
 
 class Budget:
@@ -34,11 +35,7 @@ class Budget:
         """
         if self._end_s is None or not group[0].label:
             return None
-        least_s = sum(
-            _least_s(run, first)
-            for run, first in zip(group, firsts, strict=True)
-            if first is not None
-        )
+        least_s = _least_s(group, firsts)
         left_s = max(0.0, self._end_s - self._clock())
         if least_s <= left_s:
             return None
@@ -48,13 +45,24 @@ class Budget:
         )
 
 
-def _least_s(run: RunConfig, first: Record) -> float:
-    """Start, warm-up, and windows of one step, each after one that settles the arm."""
-    step_s = mean_step_s(first.windows)
-    if first.throughput is None or step_s is None:
-        return 0.0
-    if run.windows is None:
-        steps = run.steps or first.throughput.timed_steps
-        return first.throughput.prepare_s + steps * step_s
-    start_s = first.throughput.prepare_s + first.windows[0].time_s
-    return start_s + run.warmup_steps * step_s + run.windows * (2 * step_s + PAUSE_S)
+def _least_s(group: Sequence[RunConfig], firsts: Sequence[Record | None]) -> float:
+    """Start and warm-up of each arm, and windows as short as they come, each settled by a step."""
+    pace = {
+        run.arm: step_s
+        for run, first in zip(group, firsts, strict=True)
+        if first is not None and (step_s := mean_step_s(first.windows)) is not None
+    }
+    slowest_s = max(pace.values(), default=1.0)
+    window_steps = math.ceil(SHORTEST_WINDOW_S / slowest_s)
+    least_s = 0.0
+    for run, first in zip(group, firsts, strict=True):
+        if first is None or first.throughput is None or run.arm not in pace:
+            continue
+        step_s = pace[run.arm]
+        least_s += first.throughput.prepare_s
+        if run.windows is None:
+            least_s += (run.steps or first.throughput.timed_steps) * step_s
+        else:
+            window_s = (window_steps + 1) * step_s + PAUSE_S
+            least_s += first.windows[0].time_s + run.warmup_steps * step_s + run.windows * window_s
+    return least_s

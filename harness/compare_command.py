@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 QUICK_BUDGET_S = 240.0
 """Of the preset quick, unless --budget or --repeats says otherwise: for a first look."""
+_AXES = ("batch_sizes", "image_sizes", "models", "inputs")
+_SET_BY_RUNGS = (
+    *(*_AXES, "map_", "precisions"),
+    *("layout", "compile", "tf32", "diagnose", "trace"),
+)
+_OF_A_RESUMED_STUDY = ("resume", "repeats", "budget_s", "dry_run", *HOW_OPTIONS)
 
 
 class _Seconds(click.ParamType):
@@ -65,13 +71,13 @@ class _Several(click.ParamType):
 @click.option(
     "--repeats",
     type=click.IntRange(1, 64),
-    help="Process pairs from which each speedup is taken.  [3; 1 with --map or --ladder]",
+    help="Process pairs from which each speedup is taken.  [4]",
 )
 @click.option(
     "--budget",
     "budget_s",
     type=_Seconds(),
-    help="Wall time such as 10m: sizes windows and repeats to fit.  [4m in the preset quick]",
+    help="Wall time such as 10m: as many pairs as decide, while they fit.  [4m in quick]",
 )
 @click.option(
     "--seeds",
@@ -93,7 +99,7 @@ class _Several(click.ParamType):
     "--ladder", is_flag=True, help="What TF32, AMP, layout, batch and compiler add, one by one."
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and its expected time, and stop.")
-@click.option("--resume", metavar="DIR", help="Complete the study in DIR.")
+@click.option("--resume", metavar="DIR", help="Complete the study in DIR, or add pairs to it.")
 @run_options
 @click.pass_context
 def compare(
@@ -109,37 +115,53 @@ def compare(
     resume: str | None,
     **options: Any,
 ) -> None:
-    """Train every framework with AMP off and on, and write one report."""
-    from harness.plan import Extent
-    from harness.study import resume_study, start_study
+    """Train every framework with AMP off and on, and write one report.
 
-    axes: dict[str, Any] = {
-        name: options.pop(name) or () for name in ("batch_sizes", "image_sizes", "models", "inputs")
-    }
-    if ladder and (map_ or any(axes.values()) or precisions):
-        raise click.UsageError("--ladder has settings of its own; run the rest as another study")
-    fit_windows = budget_s is not None
-    a_first_look = preset_name(options) == "quick" and not (map_ or ladder)
-    if budget_s is None and repeats is None and a_first_look:
-        budget_s = QUICK_BUDGET_S
-    extent = Extent(
-        **axes,
-        seeds=seeds,
-        repeats=repeats or (1 if map_ or ladder else 3),
-        ladder=ladder,
-        map=map_,
-    )
-    runs = _plan(backends, precisions, extent, options, fit_windows=fit_windows)
+    Given --budget and no --repeats, as many process pairs are measured as it takes to decide, while
+    the time lasts. With --resume, --repeats or --budget adds pairs to a study that is finished.
+    """
+    from harness.plan import REPEATS, Extent
+    from harness.study import missing_runs, resume_study, start_study, study_to_resume
+
+    until_decided = budget_s is not None and repeats is None
+    runs: list[RunConfig] = []
     if resume:
-        refuse_given(ctx, "cannot change a study that is resumed", but=("resume", *HOW_OPTIONS))
+        refuse_given(ctx, "cannot change a study that is resumed", but=_OF_A_RESUMED_STUDY)
         options["out"] = resume
+    else:
+        if ladder:
+            refuse_given(ctx, "has no effect on a ladder: its rungs set it", only=_SET_BY_RUNGS)
+        if ladder or map_:
+            why = "has no effect where speed alone is measured; give --windows"
+            refuse_given(ctx, why, only=("steps", "epochs", "validate_weights"))
+        extent = Extent(
+            **{axis: options.pop(axis) or () for axis in _AXES},
+            seeds=seeds,
+            repeats=repeats or REPEATS,
+            ladder=ladder,
+            map=map_,
+        )
+        runs = _plan(backends, precisions, extent, options, fit_windows=budget_s is not None)
+        a_first_look = preset_name(options) == "quick" and not (map_ or ladder)
+        if budget_s is None and repeats is None and a_first_look:
+            budget_s = QUICK_BUDGET_S
     with Session(options, BACKENDS) as session:
+        from reports import write_report
+        from reports.undecided import undecided
+
+        study = None
         if resume:
-            records = resume_study(session.directory, studio=session.studio)
+            study = study_to_resume(session.directory, repeats=repeats, budget_s=budget_s)
+            runs, budget_s = missing_runs(study, session.directory), study.budget_s
+        session.show_plan(runs, budget_s, on_stdout=dry_run)
+        if dry_run:
+            return
+        further = undecided if until_decided else None
+        if study is not None:
+            records = resume_study(
+                study, session.directory, studio=session.studio, undecided=further
+            )
         else:
-            session.show_plan(runs, budget_s, on_stdout=dry_run)
-            if dry_run:
-                return
             records = start_study(
                 runs,
                 session.directory,
@@ -147,9 +169,8 @@ def compare(
                 preset=preset_name(options),
                 studio=session.studio,
                 budget_s=budget_s,
+                undecided=further,
             )
-        from reports import write_report
-
         report = write_report(session.directory)
     session.show(records, report.html)
     failed = any(record.status not in ("ok", "unavailable") for record in records)

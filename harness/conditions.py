@@ -23,8 +23,9 @@ from harness.records import WindowConditions
 
 SAMPLE_S: Final = 0.15
 """Between two samples of the GPU; the first comes after this time, when it is at work."""
-MIN_LOAD_S: Final = 0.5
-"""Shortest window whose background load is told: the kernel counts in hundredths of a second."""
+MIN_LOAD_S: Final = 0.1
+"""Shortest window whose background load is told: the kernel counts in hundredths of a second, so
+that a window of this length is a tenth of a CPU in doubt, and several of them less."""
 
 _CPUFREQ: Final = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 

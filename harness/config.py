@@ -130,6 +130,12 @@ class RunConfig(BaseModel):
             raise ValueError("give either epochs or steps, not both and not neither")
         return self
 
+    @model_validator(mode="after")
+    def _trace_of_a_profile(self) -> Self:
+        if self.trace and not self.diagnose:
+            raise ValueError("--trace has no effect with --no-diagnose; leave one of them out")
+        return self
+
     @property
     def arm(self) -> str:
         """Name of this arm within a study, and of its record's file: ``torch-amp``."""
@@ -165,7 +171,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "optimizer": "adam",
         "lr": 1e-3,
         "loss_scale": "dynamic:1024",
-        "window_steps": 10,
         "warmup_steps": 5,
     },
     "throughput": {

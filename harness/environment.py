@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -101,7 +102,18 @@ def describe_environment() -> EnvironmentPart:
         },
         gpu_driver=driver_version(),
         cuda_driver=cuda_driver_version(),
+        code_sha256=_code_sha256(),
     )
+
+
+def _code_sha256() -> str:
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for package in ("harness", "backends", "datasets"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _project_root() -> list[str]:

@@ -29,7 +29,8 @@ class Pace(BaseModel):
 
     start_s: float
     """From the start of the worker to its first step, and that step."""
-    flops_per_s: float
+    flops_per_s: float | None
+    """None for what this machine cannot run: its arms end where they would begin to train."""
 
 
 class Paces(BaseModel):
@@ -50,25 +51,24 @@ class Paces(BaseModel):
     def add(self, run: RunConfig, record: Record, path: Path) -> None:
         """Note how fast ``run`` was, for the next plan; a full disk is no reason to stop."""
         step_s = mean_step_s(record.windows)
-        if record.status != "ok" or record.throughput is None or step_s is None:
+        if record.status == "unavailable":
+            self.paces[_kind(run)] = Pace(start_s=0.0, flops_per_s=None)
+        elif record.status == "ok" and record.throughput is not None and step_s is not None:
+            self.paces[_kind(run)] = Pace(
+                start_s=record.throughput.prepare_s + record.windows[0].time_s,
+                flops_per_s=_flops_per_step(run) / max(step_s, 1e-9),
+            )
+        else:
             return
-        first = record.windows[0]
-        self.paces[_kind(run)] = Pace(
-            start_s=record.throughput.prepare_s + first.time_s,
-            flops_per_s=_flops_per_step(run) / max(step_s, 1e-9),
-        )
         try:
             write_json(path, self)
         except OSError:
             return
 
-    def step_s(self, run: RunConfig) -> float | None:
-        """Expected seconds a step; None where nothing like it was measured."""
-        pace = self.paces.get(_kind(run))
-        return None if pace is None else _flops_per_step(run) / pace.flops_per_s
-
     def time_s(self, group: Sequence[RunConfig], *, train_images: int | None) -> float | None:
         """Expected seconds of arms that are measured in turn, what explains them not included.
+
+        An arm that was unavailable before is taken to be so again, at no cost.
 
         Args:
             group: arms that are alive together.
@@ -77,16 +77,25 @@ class Paces(BaseModel):
         Returns:
             None where the pace of one, or the length of its epochs, is not known.
         """
-        step_s = {run.arm: seconds for run in group if (seconds := self.step_s(run)) is not None}
-        if len(step_s) < len(group):
-            return None
+        step_s: dict[str, float] = {}
+        for run in group:
+            pace = self.paces.get(_kind(run))
+            if pace is None:
+                return None
+            if pace.flops_per_s is not None:
+                step_s[run.arm] = _flops_per_step(run) / pace.flops_per_s
+        if not step_s:
+            return 0.0
         window = min(
             WINDOW_TARGET_S / min(step_s.values()), LONGEST_WINDOW_S / max(step_s.values())
         )
         total_s = 0.0
         for run in group:
+            if run.arm not in step_s:
+                continue
             if run.windows is not None:
-                steps = run.warmup_steps + run.windows * (max(1, round(window)) + 1)
+                window_steps = max(1, round(min(window, run.window_steps or window)))
+                steps = run.warmup_steps + run.windows * (window_steps + 1)
             elif run.steps is not None:
                 steps = run.steps
             elif run.epochs is not None and train_images is not None:

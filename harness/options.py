@@ -208,15 +208,24 @@ def interpreters(backends: Iterable[str], given: Iterable[str]) -> dict[str, str
         raise click.UsageError(str(error)) from error
 
 
-def refuse_given(ctx: click.Context, why: str, *, but: Collection[str] = ()) -> None:
+def refuse_given(
+    ctx: click.Context, why: str, *, but: Collection[str] = (), only: Collection[str] | None = None
+) -> None:
     """Refuse options on the command line that would have no effect.
 
+    Args:
+        ctx: of the command.
+        why: the end of the sentence that begins with the option.
+        but: names of options that are allowed.
+        only: names of those that are refused; None: all others.
+
     Raises:
-        click.UsageError: one that is not among ``but`` was given; the text ends with ``why``.
+        click.UsageError: one of those was given.
     """
     for option in ctx.command.params:
-        source = ctx.get_parameter_source(option.name or "")
-        if source is ParameterSource.COMMANDLINE and option.name not in but:
+        name = option.name or ""
+        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and name not in but and (only is None or name in only):
             raise click.UsageError(f"{option.opts[0]} {why}", ctx)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from typing import Any
@@ -14,6 +14,11 @@ from harness.ladder import ladder_runs
 
 SPEED_WINDOWS = 8
 """Timed windows of an arm that only measures speed: two more than show a steady state."""
+REPEATS = 4
+"""Process pairs of a speedup: an even number, so that what the later start is worth cancels."""
+
+Comparison = tuple[str, str]
+"""Backend, and variant or ``ladder``: arms whose process pairs are weighed together."""
 
 
 class Extent(BaseModel):
@@ -26,7 +31,7 @@ class Extent(BaseModel):
     models: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     seeds: int = Field(default=1, ge=1)
-    repeats: int = Field(default=3, ge=1)
+    repeats: int = Field(default=REPEATS, ge=1)
     """Process pairs of each pair of arms, further seeds included."""
     ladder: bool = False
     map: bool = False
@@ -69,12 +74,31 @@ def plan(mains: Sequence[RunConfig], extent: Extent) -> list[RunConfig]:
         for more in range(1, extent.seeds)
         for run in _repetition(cells, more)
     ]
-    repeated = [
-        _unvalidated(run).model_copy(update={"label": f"repeat{number}", "diagnose": False})
-        for number in range(extent.seeds, extent.repeats)
-        for run in _repetition(cells, number)
+    planned = [*cells, *seeded]
+    return [*planned, *further_pairs(planned, extent.repeats)]
+
+
+def further_pairs(
+    runs: Sequence[RunConfig], repeats: int, *, of: Collection[Comparison] | None = None
+) -> list[RunConfig]:
+    """The repetitions that bring comparisons to ``repeats`` process pairs.
+
+    Args:
+        runs: that are planned already, further seeds and repetitions included.
+        repeats: process pairs of each comparison; one that has them gets no more.
+        of: comparisons that are meant; None: all.
+    """
+    pairs: dict[Comparison, set[str]] = {}
+    for run in runs:
+        pairs.setdefault(comparison(run), set()).add(run.label)
+    return [
+        _unvalidated(run).model_copy(
+            update={"label": f"repeat{number}", "diagnose": False, "trace": False}
+        )
+        for number in range(1, repeats)
+        for run in _repetition([run for run in runs if not run.label], number)
+        if number >= len(pairs[comparison(run)]) and (of is None or comparison(run) in of)
     ]
-    return [*cells, *seeded, *repeated]
 
 
 def _repetition(cells: Sequence[RunConfig], number: int) -> Iterator[RunConfig]:
@@ -91,10 +115,14 @@ def starting_order(arms: Sequence[RunConfig], repetition: int) -> list[RunConfig
     return [*reversed(arms)] if repetition % 2 else [*arms]
 
 
-def together(run: RunConfig) -> tuple[str, str, str]:
+def comparison(run: RunConfig) -> Comparison:
+    """The comparison that ``run`` belongs to, whichever process pair it is in."""
+    return run.backend, "ladder" if run.variant.startswith("rung") else run.variant
+
+
+def together(run: RunConfig) -> tuple[Comparison, str]:
     """What the arms share that are measured in turn: AMP off and on, or all rungs of a ladder."""
-    variant = "ladder" if run.variant.startswith("rung") else run.variant
-    return run.backend, variant, run.label
+    return comparison(run), run.label
 
 
 def in_turn(runs: Sequence[RunConfig]) -> Iterator[list[RunConfig]]:
@@ -105,7 +133,8 @@ def in_turn(runs: Sequence[RunConfig]) -> Iterator[list[RunConfig]]:
 
 def speed_only(run: RunConfig) -> RunConfig:
     """``run`` for as long as its speed takes, without regard to what it learns."""
-    return run.model_copy(update={"epochs": None, "steps": None, "windows": SPEED_WINDOWS})
+    windows = run.windows or SPEED_WINDOWS
+    return run.model_copy(update={"epochs": None, "steps": None, "windows": windows})
 
 
 def _unvalidated(run: RunConfig) -> RunConfig:

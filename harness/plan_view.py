@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from harness.config import RunConfig
 from harness.forecast import Paces
-from harness.plan import in_turn, together
+from harness.plan import Comparison, comparison, in_turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +20,10 @@ class _Line:
 
     runs: list[RunConfig]
     pairs: int
+    first_s: float | None
+    """Seconds of the first pair; None where they are not known."""
     time_s: float | None
-    """Of all pairs; None where it is not known."""
+    """Seconds of all pairs."""
 
 
 def plan_table(
@@ -56,33 +57,28 @@ def plan_json(
         {
             "arms": [run.model_dump(mode="json") | {"arm": run.arm} for run in runs],
             "budget_s": budget_s,
-            "expected_s": _total_s(lines),
+            "expected_s": _sum([line.time_s for line in lines]),
         }
     )
 
 
 def _lines(runs: Sequence[RunConfig], paces: Paces, train_images: int | None) -> list[_Line]:
-    groups = [*in_turn(runs)]
-    pairs = Counter(together(group[0])[:2] for group in groups)
-    times: dict[tuple[str, str], float | None] = {}
-    for group in groups:
-        cell = together(group[0])[:2]
-        time_s, sum_s = paces.time_s(group, train_images=train_images), times.get(cell, 0.0)
-        times[cell] = None if time_s is None or sum_s is None else sum_s + time_s
-    return [
-        _Line(runs=group, pairs=pairs[cell], time_s=times[cell])
-        for group in groups
-        if not group[0].label and (cell := together(group[0])[:2])
-    ]
+    of: dict[Comparison, list[list[RunConfig]]] = {}
+    for group in in_turn(runs):
+        of.setdefault(comparison(group[0]), []).append(group)
+    lines = []
+    for pairs in of.values():
+        times = [paces.time_s(group, train_images=train_images) for group in pairs]
+        lines.append(_Line(runs=pairs[0], pairs=len(pairs), first_s=times[0], time_s=_sum(times)))
+    return lines
 
 
-def _total_s(lines: Sequence[_Line]) -> float | None:
-    times = [line.time_s for line in lines]
+def _sum(times: Sequence[float | None]) -> float | None:
     return None if None in times else sum(time_s for time_s in times if time_s is not None)
 
 
 def _sentence(lines: Sequence[_Line], budget_s: float | None) -> str:
-    total_s = _total_s(lines)
+    total_s = _sum([line.time_s for line in lines])
     known = (
         "Its time is not known: nothing like it was measured on this machine before."
         if total_s is None
@@ -91,10 +87,11 @@ def _sentence(lines: Sequence[_Line], budget_s: float | None) -> str:
     )
     if budget_s is None:
         return known
-    return (
-        f"{known} Budget {_duration(budget_s)}: every cell is measured once, repetitions follow "
-        "while they fit."
-    )
+    first_s = _sum([line.first_s for line in lines])
+    once = "every cell is measured once"
+    if first_s is not None and first_s > budget_s:
+        once += f", though that takes longer ({_duration(first_s)})"
+    return f"{known} Budget {_duration(budget_s)}: {once}; repetitions follow while they fit."
 
 
 def _length(run: RunConfig) -> str:

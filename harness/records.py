@@ -94,7 +94,7 @@ class WindowConditions(_Part):
     """What the machine did during a window; None where nothing tells."""
 
     background_cpus: float | None = None
-    """CPUs that all but the worker kept busy, on average; None below half a second."""
+    """CPUs that all but the worker kept busy, on average; None below a tenth of a second."""
     cpu_clock_mhz: float | None = None
     """At the end of the window."""
     device_clock_mhz: float | None = None
@@ -167,6 +167,7 @@ class ThroughputPart(_Part):
     images_per_s: float | None
     """Images of the timed windows, skipped steps left out, over their time."""
     warmup_steps: int
+    """Before the first timed window."""
     timed_steps: int
     data_wait_fraction: float | None
     threads_in_use: float | None
@@ -174,7 +175,7 @@ class ThroughputPart(_Part):
     prepare_s: float
     """Import, build and first data, before the first step."""
     warmup_s: float
-    """Warm-up windows: compilation, autotuning, first allocations."""
+    """Steps before the first timed window: compilation, autotuning, first allocations."""
 
 
 class AccuracyPart(_Part):
@@ -291,6 +292,8 @@ class EnvironmentPart(_Part):
     """Version of NVIDIA's driver; None without one."""
     cuda_driver: str | None = None
     """Newest CUDA version that this driver serves."""
+    code_sha256: str | None = None
+    """Over the sources of all that measures: the packages harness, backends and datasets."""
 
 
 class Record(_Part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 import harness
@@ -141,7 +142,8 @@ class ArmResults:
 
     def _throughput(self, prepared: Prepared) -> ThroughputPart:
         counted = timed(self.windows)
-        warmup = [window for window in self.windows if window.warmup]
+        # Up to the first timed window; later steps that are not timed only settle the worker.
+        warmup = [*takewhile(lambda window: window.warmup, self.windows)]
         time_s = sum(window.time_s for window in counted)
         return ThroughputPart(
             images_per_s=sum(window.images for window in counted) / time_s if counted else None,

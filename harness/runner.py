@@ -100,6 +100,20 @@ class ArmRun:
         return self._results.failure is not None
 
     @property
+    def lacked_memory(self) -> bool:
+        """Whether the arm ended for lack of memory, as far as anybody can tell.
+
+        A system that runs out of memory sends a SIGKILL, and says nothing to the process.
+        """
+        failure = self._results.failure
+        return failure is not None and (failure.status == "out_of_memory" or failure.killed)
+
+    @property
+    def settling_steps(self) -> int:
+        """Steps that are not timed at the start of a window, because the worker was idle before."""
+        return LIVE_SETTLING_STEPS if self._run.input == "live" else 1
+
+    @property
     def step_s(self) -> float:
         """Seconds a step in the last window."""
         last = self._results.windows[-1]
@@ -145,13 +159,12 @@ class ArmRun:
             if (span := self._span) is not None:
                 share = math.ceil(span / math.ceil(span / share))
             if settle:
-                live = self._run.input == "live"
-                settling = LIVE_SETTLING_STEPS if live else 1
-                if not live or self._run.windows is None:
+                settling = self.settling_steps
+                if span is not None:  # They are some of the steps that were asked for.
                     settling = min(settling, share - 1)
+                    share -= settling
                 if settling:
                     self._window(settling, warmup=True)
-                share = max(share - settling, 1)
             if not self.done:
                 self._window(share, warmup=False)
             if self.done and self._run.windows is not None:
@@ -176,6 +189,8 @@ class ArmRun:
         """Take one window on a batch that stays on the device."""
         self._tell("diagnosing")
         with self._diagnosing():
+            # As a window of the training: the first steps of a worker that was idle do not count.
+            self._worker.ask("compute_window", steps=1, arm_position=self.arm_position)
             answer = self._worker.ask("compute_window", steps=steps, arm_position=self.arm_position)
             self._results.compute_windows.append(Window.model_validate(answer["window"]))
 

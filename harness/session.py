@@ -57,6 +57,9 @@ class Session:
         self, runs: Sequence[RunConfig], budget_s: float | None, *, on_stdout: bool
     ) -> None:
         """Print what will be measured, in what time."""
+        if not runs and not self._json:
+            click.echo("every planned arm has its record", err=not on_stdout)
+            return
         from rich.console import Console
 
         from datasets import cache_root, load_manifest

@@ -24,6 +24,8 @@ LONGEST_WINDOW_S = 10.0
 """Of the slower arm, where the number of windows is given and not the number of steps."""
 SHORTEST_WINDOW_S = 0.5
 """Of the slower arm, however little time is left: shorter ones show the neighbours."""
+DIAGNOSIS_SHARE = 0.25
+"""Of the time that arms may take, where it is limited and they are diagnosed."""
 
 
 def run_arms(
@@ -41,8 +43,8 @@ def run_arms(
     """Measure ``runs`` in alternating windows, A B B A A B B A, and hand over their records.
 
     Each record is handed to ``on_record`` as soon as its arm ends, and an arm that ends early
-    leaves the others to go on alone. One that ran out of memory beside the others is measured anew
-    when it has the machine to itself.
+    leaves the others to go on alone. One that ran out of memory beside the others, or was killed as
+    systems do for lack of it, is measured anew when it has the machine to itself.
 
     Args:
         runs: one or more, of one backend.
@@ -63,12 +65,20 @@ def run_arms(
         for run in runs
     }
     turns = _Turns(list(runs), live, first=arm_position)
+    training_s = time_s
+    if time_s is not None and any(run.diagnose for run in runs):
+        training_s = (1 - DIAGNOSIS_SHARE) * time_s
+
+    def left_s(of_s: float | None) -> float | None:
+        return None if of_s is None else of_s - (time.monotonic() - started_s)
+
     crowded_out: list[RunConfig] = []
 
     def end(run: RunConfig) -> None:
         turns.order.remove(run)
-        record = live.pop(run.arm).finish()
-        if record.status == "out_of_memory" and len(runs) > 1:
+        arm = live.pop(run.arm)
+        record = arm.finish()
+        if arm.lacked_memory and len(runs) > 1:
             crowded_out.append(run)
         else:
             on_record(record)
@@ -82,14 +92,14 @@ def run_arms(
             training = [live[run.arm] for run in turns.order if not live[run.arm].done]
             if not training:
                 break
-            left_s = None if time_s is None else time_s - (time.monotonic() - started_s)
-            steps = _steps(training, left_s)
+            windows = [arm.windows_left for arm in training if arm.windows_left is not None]
+            steps = _steps(training, max(windows, default=None), left_s(training_s))
             for arm in turns.round():
                 if not arm.done:
                     arm.train_window(steps, settle=len(training) > 1)
         for run in turns.order:
             live[run.arm].conclude()
-        _explain(turns)
+        _explain(turns, left_s(time_s))
         for run in [*turns.order]:
             end(run)
     except BaseException:
@@ -159,10 +169,10 @@ class _Turns:
         return self._live[run.arm]
 
 
-def _explain(turns: _Turns) -> None:
+def _explain(turns: _Turns, left_s: float | None) -> None:
     """Measure where the time of the trained arms went, in turn as well."""
     arms = [turns.arm(run) for run in turns.order]
-    steps = _steps([arm for arm in arms if arm.to_diagnose], None)
+    steps = _steps([arm for arm in arms if arm.to_diagnose], COMPUTE_WINDOWS, left_s)
     for _ in range(COMPUTE_WINDOWS):
         for arm in turns.round():
             if arm.to_diagnose:
@@ -172,21 +182,25 @@ def _explain(turns: _Turns) -> None:
             arm.profile()
 
 
-def _steps(arms: Sequence[ArmRun], left_s: float | None) -> int:
+def _steps(arms: Sequence[ArmRun], windows: int | None, left_s: float | None) -> int:
     """Steps of the next window, the same for all arms.
 
-    The faster arm's, whose clock is the more delicate; but where steps are not counted, no more
-    than the slower arm can take in :data:`LONGEST_WINDOW_S`, and than fit into ``left_s`` seconds
-    with all windows that are to come.
+    The faster arm's, whose clock is the more delicate; but where it is not steps that are counted,
+    no more than the slower arm can take in :data:`LONGEST_WINDOW_S`, and than fit into the time
+    that is left.
+
+    Args:
+        arms: that take a window each.
+        windows: of each arm that are to come; None where the run's length is given in steps.
+        left_s: seconds for all of these windows; None: as long as it takes.
     """
     steps = max((arm.window_steps for arm in arms), default=1)
-    windows = [arm.windows_left for arm in arms if arm.windows_left is not None]
-    if windows:
+    if arms and windows:
         slowest_s = max(arm.step_s for arm in arms)
         steps = min(steps, int(LONGEST_WINDOW_S / slowest_s))
         if left_s is not None:
-            round_s = left_s / max(windows) - PAUSE_S * len(arms)
-            # One more step settles each arm.
-            fitting = int(round_s / sum(arm.step_s for arm in arms)) - 1
+            settling_s = sum(arm.settling_steps * arm.step_s for arm in arms)
+            round_s = left_s / windows - PAUSE_S * len(arms) - settling_s
+            fitting = int(round_s / sum(arm.step_s for arm in arms))
             steps = min(steps, max(fitting, math.ceil(SHORTEST_WINDOW_S / slowest_s)))
     return max(1, steps)

@@ -372,7 +372,7 @@ def test_ctrl_c_exits_130_keeps_finished_records_and_tells_how_to_go_on(tmp_path
     # The command that was told goes on from there.
     done = harness("compare", "--resume", tmp_path, "--json")
     assert done.exit_code == 0, done.output
-    assert [record["status"] for record in json.loads(done.stdout)["records"]] == ["ok"] * 6
+    assert [record["status"] for record in json.loads(done.stdout)["records"]] == ["ok"] * 8
     assert finished.read_bytes() == before
 
 

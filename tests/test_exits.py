@@ -18,7 +18,7 @@ from harness.worker_process import WorkerFailed
 COMMANDS = {
     "a single run": ("--backend fake --device cpu --out {out}", "harness.inputs.prepare_input"),
     "compare": ("compare --backend fake --device cpu --out {out}", "harness.study.start_study"),
-    "compare --resume": ("compare --resume {out}", "harness.study.resume_study"),
+    "compare --resume": ("compare --resume {out}", "harness.study.study_to_resume"),
     "parity": ("parity --backend fake", "harness.parity.check_parity"),
     "drill": ("drill --backend fake", "harness.worker_process.WorkerProcess"),
     "doctor": ("doctor --backend fake", "harness.doctor.diagnose"),

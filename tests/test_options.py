@@ -188,7 +188,7 @@ def fields(**changed: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
 
 
 RUNS = st.builds(
-    lambda length, values: RunConfig.model_validate(length | values),
+    lambda length, values, explained: RunConfig.model_validate(length | values | explained),
     st.one_of(
         st.fixed_dictionaries({"steps": st.integers(1, 10**9)}),
         st.fixed_dictionaries({"epochs": st.integers(1, 10**9)}),
@@ -221,10 +221,9 @@ RUNS = st.builds(
         tf32=st.booleans(),
         deterministic=st.booleans(),
         validate_weights=st.booleans(),
-        diagnose=st.booleans(),
-        trace=st.booleans(),
         timeout_s=st.floats(0, 1e9, exclude_min=True),
     ),
+    st.sampled_from([{}, {"trace": True}, {"diagnose": False}]),
 )
 
 

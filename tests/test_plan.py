@@ -1,6 +1,7 @@
 """The plan of a comparison: which arms, in which order, and when a repetition still fits."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from harness import ladder
 from harness.budget import Budget
 from harness.cli import main
 from harness.config import RunConfig
+from harness.forecast import Paces
 from harness.ladder import LADDER, compared_with, ladder_runs
-from harness.plan import Extent, in_turn, plan
+from harness.plan import REPEATS, Extent, further_pairs, in_turn, plan, speed_only
 
 
 def mains(*backends: str, **changes: Any) -> list[RunConfig]:
@@ -63,6 +65,34 @@ def test_a_repetition_measures_the_speed_and_nothing_else():
     )
     kept = {"batch_size", "image_size", "optimizer", "lr", "loss_scale", "model", "seed"}
     assert first.model_dump(include=kept) == again.model_dump(include=kept)
+
+
+def test_further_pairs_complete_what_is_planned_and_take_nothing_away():
+    planned = plan(mains("torch"), Extent(seeds=2, repeats=3))
+
+    more = further_pairs(planned, 5)
+
+    assert [run.arm for run in more] == [
+        *("torch-amp-repeat3", "torch-fp32-repeat3", "torch-fp32-repeat4", "torch-amp-repeat4")
+    ]
+    assert further_pairs(planned, 3) == further_pairs(planned, 1) == []
+    assert {run.arm for run in planned}.isdisjoint(run.arm for run in more)
+
+
+def test_further_pairs_of_one_comparison_leave_the_others_alone():
+    planned = plan(mains(), Extent(batch_sizes=(4, 8), repeats=1))
+
+    more = further_pairs(planned, 2, of=[("paddle", "b8")])
+
+    assert [run.arm for run in more] == ["paddle-amp-b8-repeat1", "paddle-fp32-b8-repeat1"]
+
+
+def test_a_number_of_windows_that_was_given_is_kept():
+    (run, _) = mains("torch", steps=None, windows=20)
+
+    assert speed_only(run).windows == 20
+    repeated = plan(mains("torch", steps=None, windows=20), Extent(repeats=2))
+    assert {run.windows for run in repeated} == {20}
 
 
 def test_a_grid_has_each_combination_once_and_its_first_keeps_the_main_name():
@@ -161,6 +191,19 @@ def test_the_first_run_of_a_cell_is_never_refused_and_a_repetition_is_when_it_ca
     assert "25 s of the budget of 30 s were left" in reason
 
 
+def test_the_windows_of_a_repetition_are_not_reckoned_shorter_than_they_can_be():
+    budget = Budget(30, clock=lambda: 0.0)
+    first = record_of(prepare_s=0.0, first_step_s=0.0, step_s=0.125)
+    run = fake_run(steps=None, windows=8, warmup_steps=1, label="repeat1")
+
+    # Windows of 4 steps are the half second that is the least, and one step settles each.
+    least_s = 0.125 + 8 * (5 * 0.125 + 0.5)
+    reason = Budget(least_s - 0.1, clock=lambda: 0.0).refuses([run], [first])
+    assert reason is not None
+    assert "it takes 9 s at least" in reason
+    assert budget.refuses([run, run], [first, first]) is None
+
+
 def test_what_is_left_is_shared_equally():
     now = [0.0]
     budget = Budget(60, clock=lambda: now[0])
@@ -244,6 +287,49 @@ def test_a_budget_decides_the_length_unless_steps_are_given():
     told = dry_run("--backend", "fake", "--budget", "1.5m", "--steps", "40")
     assert told["budget_s"] == 90
     assert (told["arms"][0]["windows"], told["arms"][0]["steps"]) == (None, 40)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--map", "--steps", "9"), "--steps has no effect where speed alone is measured"),
+        (("--ladder", "--epochs", "9"), "--epochs has no effect where speed alone is measured"),
+        (("--ladder", "--layout", "nhwc"), "--layout has no effect on a ladder"),
+        (("--ladder", "--map"), "--map has no effect on a ladder"),
+        (("--ladder", "--precision", "amp"), "--precision has no effect on a ladder"),
+        (("--ladder", "--trace"), "--trace has no effect on a ladder"),
+        (("--trace", "--no-diagnose"), "--trace has no effect with --no-diagnose"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(words: tuple[str, ...], told: str):
+    result = CliRunner().invoke(main, ["compare", "--dry-run", "--backend", "fake", *words])
+
+    assert result.exit_code == 2, result.output
+    assert told in result.output
+
+
+def test_the_help_tells_how_many_pairs_there_are():
+    told = CliRunner().invoke(main, ["compare", "--help"], terminal_width=200).output
+
+    assert f"Process pairs from which each speedup is taken.  [{REPEATS}]" in told
+
+
+def test_arms_that_are_unavailable_here_cost_no_time_in_the_forecast(tmp_path: Path):
+    runs = mains("fake", steps=None, windows=8, window_steps=4, warmup_steps=1)
+    fp32 = record_of(prepare_s=5.0, first_step_s=3.0, step_s=1.0)
+    paces = Paces()
+    paces.add(runs[0], fp32, tmp_path / "paces.json")
+    assert paces.time_s(runs, train_images=None) is None
+
+    unavailable = fp32.model_copy(update={"status": "unavailable", "windows": []})
+    paces.add(runs[1], unavailable, tmp_path / "paces.json")
+
+    # 8 s to start, a step of warm-up, and 8 windows of 2 steps (the 2 s of a window, not the 4
+    # steps that are the most), each after one that settles and a pause of 0.5 s.
+    told = Paces.read(tmp_path / "paces.json")
+    assert told.time_s(runs, train_images=None) == pytest.approx(8 + 1 + 8 * 3 + 8 * 0.5)
+    shorter = [run.model_copy(update={"window_steps": 1}) for run in runs]
+    assert told.time_s(shorter, train_images=None) == pytest.approx(8 + 1 + 8 * 2 + 8 * 0.5)
 
 
 @pytest.mark.parametrize("words", [("--budget", "soon"), ("--budget", "0s"), ("--repeats", "0")])

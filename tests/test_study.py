@@ -1,9 +1,11 @@
 """Studies: every arm saved as it ends, resumed where it stopped, refused where it changed."""
 
 import errno
+import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,19 @@ from PIL import Image
 from datasets import DataError
 from harness import study as study_module
 from harness.config import RunConfig
-from harness.plan import Extent, plan
+from harness.plan import Comparison, Extent, plan
 from harness.record_files import read_record, read_study
-from harness.records import Record
+from harness.records import Record, Study
 from harness.runner import Event
-from harness.study import Studio, StudyError, record_path, resume_study, start_study
+from harness.study import (
+    Studio,
+    StudyError,
+    missing_runs,
+    record_path,
+    resume_study,
+    start_study,
+    study_to_resume,
+)
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
@@ -52,6 +62,10 @@ def start(directory: Path, planned: list[RunConfig] | None = None, **changes: An
         preset="quick",
         studio=studio(**changes),
     )
+
+
+def resume(directory: Path, **changes: Any) -> list[Record]:
+    return resume_study(study_to_resume(directory), directory, studio=studio(**changes))
 
 
 @pytest.fixture
@@ -167,6 +181,18 @@ def test_a_window_of_a_worker_that_was_idle_begins_with_a_step_that_is_not_timed
         assert (before.warmup, before.steps) == (True, 1)
 
 
+def test_steps_that_settle_a_worker_are_no_warm_up(tmp_path: Path):
+    (record, _) = start(tmp_path, runs("fp32", "amp", steps=None, windows=6, warmup_steps=3))
+
+    assert record.throughput is not None
+    # And the step that settles the first timed window.
+    assert record.throughput.warmup_steps == 3 + 1
+    assert record.throughput.warmup_s == sum(
+        window.time_s for window in record.windows if window.index < 3
+    )
+    assert sum(window.steps for window in record.windows if window.warmup) == 3 + 6
+
+
 def two_seeds() -> list[RunConfig]:
     planned = runs("fp32", "amp")
     return planned + [run.model_copy(update={"seed": 1, "label": "seed1"}) for run in planned]
@@ -203,11 +229,13 @@ def test_a_failed_arm_is_on_disk_while_the_other_goes_on(
     assert seen[-1] == ["fake-fp32.json"]
 
 
-def test_an_arm_that_ran_out_of_memory_beside_the_other_is_measured_anew_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# A system without memory kills, and the process cannot say why it ended.
+@pytest.mark.parametrize("how", ["out_of_memory", "kill"])
+def test_an_arm_that_lacked_memory_beside_the_other_is_measured_anew_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ):
-    failure = '{"failure": {"how": "out_of_memory", "at_step": 3, "arm": "amp"}}'
-    monkeypatch.setenv("AMP_HARNESS_FAKE", failure)
+    failure = {"failure": {"how": how, "at_step": 3, "arm": "amp"}}
+    monkeypatch.setenv("AMP_HARNESS_FAKE", json.dumps(failure))
     starts: list[str] = []
 
     def on_event(event: Event) -> None:
@@ -323,6 +351,66 @@ def test_repetitions_see_the_same_batches_and_are_not_validated(tmp_path: Path):
         assert record.compute_windows == []
 
 
+def decided_after(records: int) -> Any:
+    """Stands in for the verdict: open until there are so many records."""
+
+    def undecided(study: Study, so_far: Sequence[Record]) -> list[Comparison]:
+        assert len(study.arms) >= len(so_far)
+        return [("fake", "")] if len(so_far) < records else []
+
+    return undecided
+
+
+def test_pairs_follow_until_the_verdict_is_decided(tmp_path: Path):
+    records = start_study(
+        plan(runs("fp32", "amp"), Extent(repeats=2)),
+        tmp_path,
+        command="",
+        preset=None,
+        studio=studio(),
+        budget_s=600,
+        undecided=decided_after(8),
+    )
+
+    # The arm that starts first takes turns in the pairs that were not planned as well.
+    assert [record.arm for record in records[4:]] == [
+        *("fake-fp32-repeat2", "fake-amp-repeat2", "fake-amp-repeat3", "fake-fp32-repeat3")
+    ]
+    study = read_study(tmp_path / "study.json")
+    assert (len(study.arms), study.finished, study.left_out) == (8, True, {})
+
+
+def test_a_verdict_that_stays_open_ends_with_the_budget(tmp_path: Path):
+    records = start_study(
+        plan(runs("fp32", "amp"), Extent(repeats=1)),
+        tmp_path,
+        command="",
+        preset=None,
+        studio=studio(),
+        budget_s=0.01,
+        undecided=decided_after(100),
+    )
+
+    assert [record.arm for record in records] == ["fake-fp32", "fake-amp"]
+    assert len(read_study(tmp_path / "study.json").arms) == 2
+
+
+def test_a_finished_study_is_given_more_pairs(tmp_path: Path):
+    first = start(tmp_path, plan(runs("fp32", "amp"), Extent(repeats=2)))
+    before = {path: path.read_bytes() for path in (tmp_path / "records").iterdir()}
+
+    study = study_to_resume(tmp_path, repeats=3)
+    assert [run.arm for run in missing_runs(study, tmp_path)] == [
+        *("fake-fp32-repeat2", "fake-amp-repeat2")
+    ]
+    records = resume_study(study, tmp_path, studio=studio())
+
+    assert len(first) == 4
+    assert [record.label for record in records[::2]] == ["", "repeat1", "repeat2"]
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert len(read_study(tmp_path / "study.json").arms) == 6
+
+
 def test_a_grid_decodes_the_photos_once_for_each_size(tmp_path: Path, photos: Path):
     mains = runs("fp32", "amp", input="cached", data=str(photos), image_size=16, diagnose=False)
     planned = plan(mains, Extent(image_sizes=(16, 20), batch_sizes=(4, 8), repeats=1))
@@ -347,7 +435,7 @@ def test_exactly_the_missing_arms_are_run(
     for precision in missing:
         record_path(tmp_path, f"fake-{precision}").unlink()
 
-    records = resume_study(tmp_path, studio=studio())
+    records = resume(tmp_path)
 
     assert dead_arms == [f"fake-{precision}" for precision in missing]
     assert [record.arm for record in records] == [f"fake-{precision}" for precision in ARMS]
@@ -360,7 +448,7 @@ def test_a_resumed_arm_is_the_arm_that_was_planned(tmp_path: Path):
     before = read_record(record_path(tmp_path, "fake-amp"))
     record_path(tmp_path, "fake-amp").unlink()
 
-    resume_study(tmp_path, studio=studio())
+    resume(tmp_path)
 
     after = read_record(record_path(tmp_path, "fake-amp"))
     assert after.training == before.training
@@ -370,7 +458,7 @@ def test_a_resumed_arm_is_the_arm_that_was_planned(tmp_path: Path):
 
 def test_a_folder_without_a_study_cannot_be_resumed(tmp_path: Path):
     with pytest.raises(StudyError, match=r"no study to continue: .*study\.json: No such file"):
-        resume_study(tmp_path, studio=studio())
+        resume(tmp_path)
 
 
 def test_a_broken_record_is_named_with_the_remedy(tmp_path: Path, dead_arms: list[str]):
@@ -378,7 +466,7 @@ def test_a_broken_record_is_named_with_the_remedy(tmp_path: Path, dead_arms: lis
     record_path(tmp_path, "fake-amp").write_text('{"arm": ')
 
     with pytest.raises(StudyError, match=r"fake-amp\.json: .*delete the file"):
-        resume_study(tmp_path, studio=studio())
+        resume(tmp_path)
 
 
 def change_environment(directory: Path, **changes: Any) -> None:
@@ -394,6 +482,12 @@ def change_environment(directory: Path, **changes: Any) -> None:
         ({"python": "3.9.1"}, "Python was 3.9.1, is 3."),
         ({"cpu": "Z80"}, "CPU was Z80, is "),
         ({"cpus_usable": 999}, "usable CPUs was 999, is "),
+        ({"memory_bytes": 2**30}, "memory in GiB was 1.0, is "),
+        ({"platform": "CP/M"}, "system was CP/M, is "),
+        ({"gpu_driver": "1.0"}, "NVIDIA driver was 1.0, is None"),
+        ({"cuda_driver": "9.9"}, "CUDA was 9.9, is None"),
+        ({"variables": {"CUDA_VISIBLE_DEVICES": "7"}}, "CUDA_VISIBLE_DEVICES was 7, is None"),
+        ({"code_sha256": "0" * 64}, "code of the harness was 000000000000, is "),
     ],
 )
 def test_another_machine_is_refused_by_what_changed(
@@ -404,11 +498,24 @@ def test_another_machine_is_refused_by_what_changed(
     change_environment(tmp_path, **changes)
 
     with pytest.raises(StudyError) as caught:
-        resume_study(tmp_path, studio=studio())
+        resume(tmp_path)
 
     assert told in str(caught.value)
     assert "--out" in str(caught.value)
     assert dead_arms == []
+
+
+def test_an_older_study_that_does_not_know_its_code_is_continued(
+    tmp_path: Path, dead_arms: list[str]
+):
+    start(tmp_path)
+    record_path(tmp_path, "fake-amp").unlink()
+    dead_arms.clear()
+    change_environment(tmp_path, code_sha256=None, variables={"OMP_NUM_THREADS": "3"})
+
+    resume(tmp_path)
+
+    assert dead_arms == ["fake-amp"]
 
 
 def test_another_version_of_a_package_is_refused_by_its_name(tmp_path: Path, dead_arms: list[str]):
@@ -417,7 +524,7 @@ def test_another_version_of_a_package_is_refused_by_its_name(tmp_path: Path, dea
     change_environment(tmp_path, packages=packages | {"numpy": "1.0", "jax": "0.1"})
 
     with pytest.raises(StudyError) as caught:
-        resume_study(tmp_path, studio=studio())
+        resume(tmp_path)
 
     assert f"numpy was 1.0, is {packages['numpy']}" in str(caught.value)
     assert "jax was 0.1, is None" in str(caught.value)
@@ -437,9 +544,22 @@ def test_another_version_in_the_worker_s_environment_is_refused_and_nothing_is_k
     path.write_text(before.model_copy(update={"environment": environment}).model_dump_json())
 
     with pytest.raises(StudyError, match=r"fake-amp is not comparable .*torch was 1\.0, is "):
-        resume_study(tmp_path, studio=studio())
+        resume(tmp_path)
 
     assert not record_path(tmp_path, "fake-amp").exists()
+
+
+def test_another_device_than_that_of_the_records_is_refused(tmp_path: Path):
+    start(tmp_path, runs("fp32", "amp"))
+    record_path(tmp_path, "fake-amp").unlink()
+    path = record_path(tmp_path, "fake-fp32")
+    before = read_record(path)
+    assert before.device is not None
+    other = before.device.model_copy(update={"name": "abacus"})
+    path.write_text(before.model_copy(update={"device": other}).model_dump_json())
+
+    with pytest.raises(StudyError, match=r"fake-amp is not comparable .*device was abacus, is "):
+        resume(tmp_path)
 
 
 def test_another_version_of_the_harness_is_refused(
@@ -449,7 +569,7 @@ def test_another_version_of_the_harness_is_refused(
     monkeypatch.setattr("harness.__version__", "99.9")
 
     with pytest.raises(StudyError, match=r"harness was .*, is 99\.9"):
-        resume_study(tmp_path, studio=studio())
+        resume(tmp_path)
 
 
 def test_changed_photos_are_refused_and_the_manifest_of_the_study_stays(
@@ -463,7 +583,7 @@ def test_changed_photos_are_refused_and_the_manifest_of_the_study_stays(
     Image.new("RGB", (20, 20), (1, 2, 3)).save(photos / "red" / "3.png")
 
     with pytest.raises(StudyError, match="data was "):
-        resume_study(directory, studio=studio())
+        resume(directory)
 
     assert dead_arms == []
     assert (directory / "manifest.csv").read_bytes() == manifest
@@ -475,7 +595,7 @@ def test_photos_that_are_gone_are_refused(tmp_path: Path, photos: Path, dead_arm
     shutil.rmtree(photos)
 
     with pytest.raises(DataError, match="photos"):
-        resume_study(directory, studio=studio())
+        resume(directory)
 
 
 def test_bad_data_leaves_no_study_behind(tmp_path: Path, dead_arms: list[str]):
