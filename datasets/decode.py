@@ -89,7 +89,7 @@ def read_file(path: str | Path) -> bytes:
                 )
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
-        kind = "broken link" if os.path.islink(path) else "vanished during the scan"
+        kind = "broken link" if os.path.islink(path) else "no such file"
         raise UnreadableImageError(kind) from error
     except OSError as error:
         raise UnreadableImageError(f"cannot be read: {error.strerror or error}") from error

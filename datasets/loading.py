@@ -195,5 +195,5 @@ def _check_every_class_is_usable(
         path = printable(listing.paths[row])
         raise DataError(
             f"class {listing.classes[label]!r} has no readable photo ({path}: "
-            f"{reasons.get(path, 'unreadable')}); add photos or remove its folder"
+            f"{reasons.get(path, 'unreadable')}); add photos to it, or leave the class out"
         )

@@ -23,11 +23,15 @@ from harness.options import configure, refuse_given, repeat_command, run_options
 from harness.proof_commands import drill, parity
 from harness.registry import BACKENDS
 from harness.replicate_command import replicate
-from harness.session import Session
+from harness.session import Session, warn_of_data
 
 
 @click.group(cls=Commands, invoke_without_command=True)
-@click.option("--backend", type=click.Choice([*BACKENDS]), help="Framework of a single run.")
+@click.option(
+    "--backend",
+    type=click.Choice([*BACKENDS]),
+    help="Framework of a single run; fake computes nothing.",
+)
 @click.option("--amp/--no-amp", default=False, help="Mixed precision for the single run.  [no]")
 @run_options
 @click.version_option(harness.__version__, message="%(version)s")
@@ -42,10 +46,12 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
         refuse_given(ctx, f"belongs behind '{ctx.invoked_subcommand}'")
         return
     if backend is None:
+        refuse_given(ctx, "needs --backend; to compare frameworks: python -m harness compare")
         click.echo(ctx.get_help())
         return
     run = configure(options, backend=backend, precision="amp" if amp else "fp32")
     with Session(options, [backend]) as session:
+        session.refuse_results()
         from harness.inputs import prepare_input
         from harness.record_files import write_json
         from harness.turns import run_arm
@@ -67,6 +73,7 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
         )
         write_json(session.directory / "record.json", record)
     session.show([record], None)
+    warn_of_data([record])
     if record.status == "unavailable":
         sys.exit(EXIT_UNAVAILABLE)
     sys.exit(0 if record.status == "ok" else EXIT_FAILED)

@@ -13,6 +13,7 @@ from harness.exits import EXIT_FAILED
 from harness.options import (
     HOW_OPTIONS,
     MODELS,
+    Folder,
     backends_option,
     configure,
     preset_name,
@@ -21,7 +22,7 @@ from harness.options import (
     usage_error,
 )
 from harness.registry import BACKENDS, COMPARED
-from harness.session import Session
+from harness.session import Session, warn_of_data
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
 
 QUICK_BUDGET_S = 240.0
 """Of the preset quick, unless --budget or --repeats says otherwise: for a first look."""
-_AXES = ("batch_sizes", "image_sizes", "models", "inputs")
+_AXES = {
+    "batch_sizes": "batch_size",
+    "image_sizes": "image_size",
+    "models": "model",
+    "inputs": "input",
+}
+"""Option with several values → the one with a single value that it stands in for."""
 _SET_BY_RUNGS = (
     *(*_AXES, "map_", "precisions"),
     *("layout", "compile", "tf32", "diagnose", "trace"),
@@ -99,7 +106,9 @@ class _Several(click.ParamType):
     "--ladder", is_flag=True, help="What TF32, AMP, layout, batch and compiler add, one by one."
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and its expected time, and stop.")
-@click.option("--resume", metavar="DIR", help="Complete the study in DIR, or add pairs to it.")
+@click.option(
+    "--resume", type=Folder(), metavar="DIR", help="Complete the study in DIR, or add pairs to it."
+)
 @run_options
 @click.pass_context
 def compare(
@@ -134,8 +143,12 @@ def compare(
         if ladder or map_:
             why = "has no effect where speed alone is measured; give --windows"
             refuse_given(ctx, why, only=("steps", "epochs", "validate_weights"))
+        axes = {axis: values for axis in _AXES if (values := options.pop(axis))}
+        for axis in axes:
+            why = f"has no effect beside --{axis.replace('_', '-')}"
+            refuse_given(ctx, why, only=(_AXES[axis],))
         extent = Extent(
-            **{axis: options.pop(axis) or () for axis in _AXES},
+            **axes,
             seeds=seeds,
             repeats=repeats or REPEATS,
             ladder=ladder,
@@ -173,6 +186,7 @@ def compare(
             )
         report = write_report(session.directory)
     session.show(records, report.html)
+    warn_of_data(records)
     failed = any(record.status not in ("ok", "unavailable") for record in records)
     sys.exit(EXIT_FAILED if failed else 0)
 

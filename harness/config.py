@@ -53,7 +53,7 @@ class LossScalePolicy(BaseModel):
 class RunConfig(BaseModel):
     """Everything that determines one arm; two arms are compared field by field."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     backend: str
     precision: Precision = "fp32"
@@ -127,7 +127,16 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if [self.epochs, self.steps, self.windows].count(None) != 2:
-            raise ValueError("give either epochs or steps, not both and not neither")
+            raise ValueError("give exactly one of --epochs, --steps and --windows")
+        return self
+
+    @model_validator(mode="after")
+    def _histogram_within_the_run(self) -> Self:
+        if self.steps is not None and (self.gradient_histogram or 0) > self.steps:
+            raise ValueError(
+                f"--gradient-histogram {self.gradient_histogram} comes after the last of "
+                f"{self.steps} steps"
+            )
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.terminal import stdout
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -72,9 +74,7 @@ def scan(
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(overview), indent=2))
     else:
-        from rich.console import Console
-
-        print_overview(overview, Console())
+        print_overview(overview, stdout())
         for path in (html, out):
             if path is not None:
                 click.echo(f"written: {path}")

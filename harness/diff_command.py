@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.exits import EXIT_BAD_INPUT, EXIT_FAILED, fail
+from harness.terminal import stdout
 
 
 @click.command()
@@ -29,8 +30,6 @@ def diff(before: Path, after: Path, margin: float, as_json: bool) -> None:
     beyond the margin, no longer ok, no longer in the precision asked for, or other losses where the
     same are expected. Where the machine or the settings differ, nothing is called a regression.
     """
-    from rich.console import Console
-
     from reports.cells import read_results
     from reports.diff import diff_results
     from reports.diff_text import diff_json, render_diff
@@ -42,5 +41,5 @@ def diff(before: Path, after: Path, margin: float, as_json: bool) -> None:
     if as_json:
         click.echo(diff_json(found))
     else:
-        Console().print(render_diff(found), highlight=False)
+        stdout().print(render_diff(found), highlight=False)
     sys.exit(EXIT_FAILED if found.regressions else 0)

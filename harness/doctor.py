@@ -270,6 +270,11 @@ def tips(found: Diagnosis) -> Iterator[str]:
         for dtype, units in (("bfloat16", BFLOAT16_UNITS), ("float16", FLOAT16_UNITS)):
             if not units & {*machine.cpu_features}:
                 yield f"this CPU has no unit for {dtype}: its products are emulated"
+        if BFLOAT16_UNITS & {*machine.cpu_features} and not FLOAT16_UNITS & {*machine.cpu_features}:
+            yield (
+                "this CPU has units for bfloat16 and none for float16, which is the default: also "
+                "compare with --amp-dtype bfloat16"
+            )
     usable_bytes = min(machine.memory_available_bytes, machine.limits.memory_bytes or 2**63)
     if usable_bytes < _SHORT_OF_MEMORY_BYTES:
         yield f"only {usable_bytes / 2**30:.1f} GiB of memory are free; choose small batches"

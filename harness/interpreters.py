@@ -23,7 +23,9 @@ def choose_interpreters(
     chosen = {}
     for item in given:
         backend, separator, path = item.partition("=")
-        if backend not in BACKENDS or not separator or not Path(path).is_file():
+        if backend in BACKENDS and separator and not Path(path).is_file():
+            raise ValueError(f"--python {item}: there is no file {path}")
+        if backend not in BACKENDS or not separator:
             raise ValueError(
                 f"--python {item}: give BACKEND=PATH with the path of an interpreter, such as "
                 "torch=.venv-torch/bin/python"

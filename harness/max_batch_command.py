@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.exits import EXIT_FAILED, EXIT_UNAVAILABLE, interruption_keeps
-from harness.options import MODELS, backends_option, interpreters, python_option, usage_error
+from harness.options import (
+    MODELS,
+    Folder,
+    backends_option,
+    interpreters,
+    python_option,
+    usage_error,
+)
 from harness.registry import COMPARED
+from harness.terminal import stdout
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +88,9 @@ class ByteSize(click.ParamType[int]):
     show_default=True,
     help="Seconds of silence after which a trial is killed.",
 )
-@click.option("--out", metavar="DIR", help="Where the result goes.  [runs/max-batch-TIME]")
+@click.option(
+    "--out", type=Folder(), metavar="DIR", help="Where the result goes.  [runs/max-batch-TIME]"
+)
 @python_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def max_batch(
@@ -220,10 +230,9 @@ def _tell_trial(run: RunConfig, trial: Trial) -> None:
 
 
 def _print(study: MaxBatchStudy, path: Path) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console()
+    console = stdout()
     limit = "" if study.memory_limit_bytes is None else f", limit {_mib(study.memory_limit_bytes)}"
     console.print(
         f"{study.model}, {study.image_size} px, {study.optimizer}, {study.device}{limit}",

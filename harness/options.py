@@ -25,12 +25,25 @@ MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "lenet",
 HOW_OPTIONS = ("cache_dir", "strict", "json", "python")
 """Options that say where things are or how they are told, not what is run."""
 
+
+class Folder(click.ParamType[str]):
+    """The path of a folder; an empty text, such as an unset variable of a shell, is none."""
+
+    name = "folder"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse an empty text."""
+        if not value.strip():
+            self.fail("the name of the folder is empty", param, ctx)
+        return value
+
+
 backends_option = click.option(
     "--backend",
     "backends",
     multiple=True,
     type=click.Choice([*BACKENDS]),
-    help="Framework; repeatable.  [torch, tensorflow, paddle]",
+    help="Framework; repeatable; fake computes nothing.  [torch, tensorflow, paddle]",
 )
 """The frameworks of a command that looks at several."""
 python_option = click.option(
@@ -148,8 +161,10 @@ _OPTIONS: list[Callable[..., Any]] = [
         metavar="SECONDS",
         help="Silence after which a worker is killed.  [1800]",
     ),
-    click.option("--out", metavar="DIR", help="Where the results go.  [runs/TIME]"),
-    click.option("--cache-dir", metavar="DIR", help="Where decoded images are kept."),
+    click.option("--out", type=Folder(), metavar="DIR", help="Where the results go.  [runs/TIME]"),
+    click.option(
+        "--cache-dir", type=Folder(), metavar="DIR", help="Where decoded images are kept."
+    ),
     click.option("--strict", is_flag=True, help="Refuse data with an unreadable file."),
     python_option,
     click.option("--json", "json", is_flag=True, help="Print the result as JSON on stdout."),

@@ -15,6 +15,7 @@ import click
 from harness.exits import EXIT_FAILED
 from harness.options import MODELS, backends_option, interpreters, python_option, usage_error
 from harness.registry import COMPARED
+from harness.terminal import stdout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,7 +211,6 @@ _COLOURS = {"pass": "green", "fail": "bold red", "unavailable": "yellow", "noise
 
 
 def _print_parity(rows: list[ParityRow]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -235,7 +235,7 @@ def _print_parity(rows: list[ParityRow]) -> None:
             _exponent(row.tolerance),
             Text(row.verdict, style=_COLOURS.get(row.verdict, "")),
         )
-    console = Console()
+    console = stdout()
     console.print(table)
     reference = next((row.backend for row in rows if row.verdict == "reference"), None)
     notes = {f"{row.verdict}: {row.reason}": None for row in rows if row.error is None}
@@ -265,11 +265,10 @@ def _drill_json(key: tuple[str, str], result: list[Finding] | str) -> dict[str, 
 
 
 def _print_drill(results: dict[tuple[str, str], list[Finding] | str]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = stdout()
     for (backend, optimizer), result in results.items():
         if isinstance(result, str):
             console.print(Text(f"{backend}, {optimizer}: unavailable: {result}", style="yellow"))

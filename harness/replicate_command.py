@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.exits import EXIT_FAILED, EXIT_UNAVAILABLE, interruption_keeps
-from harness.options import MODELS, interpreters, python_option, usage_error
+from harness.options import MODELS, Folder, interpreters, python_option, usage_error
 from harness.registry import ARTICLE_ADAPTERS
+from harness.terminal import stdout
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
@@ -55,8 +56,10 @@ _ON_GPU = {"model": "resnet18", "image_size": 224, "batch_size": 16, "steps": 30
     "--amp-dtype", type=click.Choice(["float16", "bfloat16"]), default="float16", show_default=True
 )
 @click.option("--threads", type=int, help="CPU threads.  [all usable]")
-@click.option("--out", metavar="DIR", help="Where the results go.  [runs/replicate-TIME]")
-@click.option("--cache-dir", metavar="DIR", help="Where decoded images are kept.")
+@click.option(
+    "--out", type=Folder(), metavar="DIR", help="Where the results go.  [runs/replicate-TIME]"
+)
+@click.option("--cache-dir", type=Folder(), metavar="DIR", help="Where decoded images are kept.")
 @python_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def replicate(
@@ -130,7 +133,6 @@ def _command(base: RunConfig, variant: str) -> str:
 
 
 def _tell(results: list[VariantResult], directory: Path, as_json: bool) -> None:
-    from rich.console import Console
 
     from reports.lessons import lessons
     from reports.replication import render_replication, write_replication
@@ -143,6 +145,6 @@ def _tell(results: list[VariantResult], directory: Path, as_json: bool) -> None:
         # NaN and infinity are results of a diverged arm, and JSON has no number for them.
         click.echo(json.dumps(to_jsonable_python(told, inf_nan_mode="strings")))
         return
-    console = Console()
+    console = stdout()
     console.print(render_replication(results))
     console.print(f"report: {files.html}", highlight=False, soft_wrap=True)

@@ -162,12 +162,19 @@ class ArmResults:
                 "trained with the framework's own layers and optimizers: other frameworks do not "
                 "train the same network"
             )
+        usable = self.environment.cpus_usable if self.environment else None
+        if usable is not None and (self._run.threads or 0) > usable:
+            warnings.append(
+                f"{self._run.threads} threads share {usable} CPUs, which makes most steps slower; "
+                "leave out --threads"
+            )
         if self.undiagnosed is not None:
             warnings.append(f"where the time went is not fully known: {self.undiagnosed}")
         counted = timed(self.windows)
         if self.failure is None and len(counted) < MIN_TIMED_WINDOWS:
             warnings.append(
-                f"only {len(counted)} timed window(s): too few to show the spread; take more steps"
+                f"only {len(counted)} timed window(s): too few to show the spread; take more "
+                "steps, or give --windows"
             )
         if skipped := sum(self.steps.skipped):
             warnings.append(

@@ -308,7 +308,7 @@ class ArmRun:
         self._check_convergence(result)
         pace_s = result.window.time_s / steps
         self._tell(
-            "warming up" if warmup else "training",
+            "warming up" if warmup and not self._timed_windows else "training",
             loss=result.loss[-1],
             images_per_s=steps * self._run.batch_size / result.window.time_s,
             remaining_s=None

@@ -53,6 +53,19 @@ class Session:
     def __exit__(self, *error: Any) -> None:
         self._ends.__exit__(*error)
 
+    def refuse_results(self) -> None:
+        """Refuse a folder that holds results already.
+
+        Raises:
+            click.UsageError: it does.
+        """
+        for name in ("record.json", "study.json"):
+            if (self.directory / name).exists():
+                raise click.UsageError(
+                    f"{self.directory} holds results already ({name}); name another folder with "
+                    "--out"
+                )
+
     def show_plan(
         self, runs: Sequence[RunConfig], budget_s: float | None, *, on_stdout: bool
     ) -> None:
@@ -117,3 +130,19 @@ class Session:
             on_event=self._display.on_event,
             on_data=self._display.on_data,
         )
+
+
+def warn_of_data(records: Sequence[Record]) -> None:
+    """Say on standard error which photos could not be used, and what else is odd with the data."""
+    data = next((record.data for record in records if record.data is not None), None)
+    if data is None:
+        return
+    if data.quarantined:
+        first, count = data.quarantined[0], len(data.quarantined)
+        click.echo(
+            f"warning: {count:,} file{'' if count == 1 else 's'} cannot be used; the first is "
+            f"{first.path}: {first.reason} (all are in quarantine.csv)",
+            err=True,
+        )
+    for warning in data.warnings:
+        click.echo(f"warning: {warning}", err=True)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
+from datasets import write_sample
 from harness import __version__
 from harness.cli import main
 from harness.record_files import read_record, read_study, write_json
@@ -144,7 +145,7 @@ def test_what_a_framework_cannot_do_here_exits_3_with_the_reason(
         ((*SINGLE, "--image-size", "big"), "--image-size"),
         ((*SINGLE, "--loss-scale", "huge"), "--loss-scale"),
         ((*SINGLE, "--timeout", "-1"), "--timeout"),
-        ((*SINGLE, "--epochs", "3"), "epochs or steps"),
+        ((*SINGLE, "--epochs", "3"), "exactly one of --epochs, --steps and --windows"),
         ((*SINGLE, "--python", "fake=/no/such/python"), "--python"),
         ((*SINGLE, "--colour", "red"), "--colour"),
         (("--backend", "jax"), "--backend"),
@@ -387,3 +388,70 @@ def test_ctrl_c_in_a_single_run_exits_130_and_leaves_no_worker(tmp_path: Path):
     assert told.splitlines()[-1] == "harness: interrupted"
     assert not psutil.wait_procs(workers, timeout=30)[1]
     assert not (tmp_path / "record.json").exists()
+
+
+# --- what would be lost, or have no effect
+
+
+@pytest.mark.parametrize("there", ["record.json", "study.json"])
+def test_a_single_run_does_not_write_over_results(tmp_path: Path, there: str):
+    (tmp_path / there).write_text("{}")
+
+    done = harness(*SINGLE, "--out", tmp_path)
+
+    assert done.exit_code == 2
+    assert f"holds results already ({there})" in one_line(done)
+    assert [path.name for path in tmp_path.iterdir()] == [there]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--amp",), "--amp needs --backend"),
+        (("--data", "photos"), "--data needs --backend"),
+        (("compare", "--resume", ""), "the name of the folder is empty"),
+        ((*SINGLE, "--out", " "), "the name of the folder is empty"),
+        ((*COMPARE, "--batch-sizes", "4,8"), "--batch-size has no effect beside --batch-sizes"),
+        ((*SINGLE, "--gradient-histogram", "9"), "comes after the last of 8 steps"),
+        ((*SINGLE, "--lr", "nan"), "--lr: Input should be a finite number"),
+        ((*SINGLE, "--python", "fake=/nowhere"), "there is no file /nowhere"),
+    ],
+)
+def test_what_would_have_no_effect_or_no_meaning_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
+):
+    monkeypatch.chdir(tmp_path)
+
+    done = harness(*words)
+
+    assert done.exit_code == 2, done.output
+    assert told in one_line(done)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_photos_that_cannot_be_used_are_told_on_standard_error(tmp_path: Path):
+    photos = write_sample(tmp_path / "photos", images_per_class=4, image_size=16)
+    kind = next(path for path in sorted(photos.iterdir()) if path.is_dir())
+    (kind / "torn.jpg").write_bytes(b"")
+    (photos / "loose.jpg").write_bytes(next(kind.glob("*.jpg")).read_bytes())
+    words = ("--backend", "fake", "--model", "lenet", "--image-size", "16", "--batch-size", "4")
+
+    done = harness(
+        *(*words, "--steps", "3", "--data", photos),
+        *("--out", tmp_path / "out", "--cache-dir", tmp_path / "cache"),
+    )
+
+    assert done.exit_code == 0, done.output
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert warnings[0] == (
+        f"warning: 1 file cannot be used; the first is {kind.name}/torn.jpg: empty file "
+        "(all are in quarantine.csv)"
+    )
+    assert "loose.jpg" in warnings[1]
+
+
+def test_more_threads_than_cpus_are_warned_of(tmp_path: Path):
+    done = harness(*SINGLE, "--threads", "1024", "--out", tmp_path, "--json")
+
+    (record,) = [json.loads(done.stdout)]
+    assert any("1024 threads share " in warning for warning in record["warnings"])

@@ -74,7 +74,7 @@ def test_round_loss_scales_are_written_without_a_fraction():
 
 @pytest.mark.parametrize("length", [{"steps": None}, {"steps": 3, "epochs": 3}])
 def test_exactly_one_of_steps_and_epochs_is_needed(length: dict[str, Any]):
-    assert "either epochs or steps" in refusal(**length)
+    assert "exactly one of --epochs, --steps and --windows" in refusal(**length)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])

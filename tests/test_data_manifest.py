@@ -279,7 +279,7 @@ def test_a_photo_that_changed_since_the_manifest_is_quarantined(tmp_path):
     manifest = load_manifest(tmp_path / "m.csv", seed=0)
     assert [bad.reason.split(" (")[0] for bad in manifest.quarantined] == [
         "its bytes have changed since the manifest was written",
-        "vanished during the scan",
+        "no such file",
     ]
 
 

@@ -287,7 +287,7 @@ def test_a_file_that_vanishes_during_the_scan_is_quarantined(two_classes):
 
     manifest = load_manifest(two_classes, seed=0, progress=remove_when_listed)
     assert [(bad.path, bad.reason) for bad in manifest.quarantined] == [
-        ("soup/003.png", "vanished during the scan")
+        ("soup/003.png", "no such file")
     ]
 
 
