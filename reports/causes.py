@@ -74,7 +74,7 @@ def causes(judged: Judged) -> tuple[Cause, ...]:
     if a is not None and b is not None:
         if outcome == "no difference":
             found.append(_as_fast(a, b, pair.candidate))
-        elif _agrees(a, b, 1 / ratio):
+        elif _agrees(a, b, trained=judged.verdict.speedup.ratio, resident=ratio):
             operations = _operations(a, b, pair.candidate)
             found.append(operations or _optimizer(a, b))
         if outcome != "pays":
@@ -146,12 +146,18 @@ def _overflow(amp: Record, verdict: Verdict) -> Cause | None:
     )
 
 
-def _agrees(fp32: ProfilePart, amp: ProfilePart, step_quotient: float) -> bool:
-    """Whether the profiled steps differ as the measured ones do."""
-    if fp32.step_s <= 0 or amp.step_s <= 0 or step_quotient == 1:
+def _agrees(fp32: ProfilePart, amp: ProfilePart, *, trained: float, resident: float) -> bool:
+    """Whether the profiled steps differ as AMP's speedups do: in training, and on a resident batch.
+
+    All three must point the same way. Their size is that of the resident batch, whose steps hold
+    no waiting for images.
+    """
+    if fp32.step_s <= 0 or amp.step_s <= 0:
         return False
-    share = math.log(amp.step_s / fp32.step_s) / math.log(step_quotient)
-    return PROFILE_AGREES[0] <= share <= PROFILE_AGREES[1]
+    profiled = math.log(fp32.step_s / amp.step_s)
+    if any(profiled * math.log(ratio) <= 0 for ratio in (trained, resident)):
+        return False
+    return PROFILE_AGREES[0] <= profiled / math.log(resident) <= PROFILE_AGREES[1]
 
 
 def _operations(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | None:
@@ -159,8 +165,10 @@ def _operations(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | 
     kinds = dict.fromkeys([*fp32.operations_s, *amp.operations_s])
     changes = {k: amp.operations_s.get(k, 0.0) - fp32.operations_s.get(k, 0.0) for k in kinds}
     whole = sum(changes.values())
-    # The operations must have changed as the step did; otherwise something else changed it.
-    if whole * (amp.step_s - fp32.step_s) <= 0:
+    # The operations must have changed as the step did, and by enough of it; otherwise something
+    # else changed it, and the largest of small changes is chance.
+    step = amp.step_s - fp32.step_s
+    if whole * step <= 0 or abs(whole) < MAIN_SHARE * abs(step):
         return None
     named: list[str] = []
     share = 0.0
@@ -252,7 +260,10 @@ def _launch_bound(fp32: Record, amp: Record, *, slower: bool) -> Cause | None:
         return None
     if slower:
         a, b = compute_step_s(fp32), compute_step_s(amp)
-        if a is None or b is None or b * (1 - busy) - a * (1 - before) < MAIN_SHARE * (b - a):
+        # Where AMP computes no slower, its training is slower for another reason.
+        if a is None or b is None or b <= a:
+            return None
+        if b * (1 - busy) - a * (1 - before) < MAIN_SHARE * (b - a):
             return None
     kernels = "" if profile.kernels is None else f" ({profile.kernels:,} kernels)"
     return Cause(

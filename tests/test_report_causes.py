@@ -3,9 +3,11 @@
 An arm of 40 images/s takes 16 / 40 = 0.4 s a step, as the made records have 16 images in a step.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from report_records import BATCH_SIZE, WINDOW_STEPS, ok_record, turns
 
@@ -287,6 +289,84 @@ def test_without_a_measurement_that_supports_it_there_is_no_cause(reason: str):
     assert explain(found) == NOT_DETERMINED
 
 
+THREE_PAIRS = ["", "repeat1", "repeat2"]
+
+
+@pytest.mark.parametrize(
+    ("resident", "steps_s"),
+    [
+        # The profile agrees with the resident batch, on which AMP is slower: 0.1 / 0.9 = 0.111.
+        (90, (0.1, 0.111)),
+        # It agrees with the verdict and not with the resident batch.
+        (90, (0.12, 0.1)),
+    ],
+)
+def test_no_operation_is_named_unless_training_resident_batch_and_profile_point_the_same_way(
+    resident: float, steps_s: tuple[float, float]
+):
+    a, b = steps_s
+    found = judged(
+        *(
+            arm("fp32", 40, compute=100, label=label, profile=profile(a, convolution=a))
+            for label in THREE_PAIRS
+        ),
+        *(
+            arm("amp", 48, compute=resident, label=label, profile=profile(b, convolution=b))
+            for label in THREE_PAIRS
+        ),
+    )
+    assert found.verdict.outcome == "pays"
+    assert explain(found) == NOT_DETERMINED
+
+
+def named_in_made_steps(outside_s: float, convolution_s: float) -> int:
+    """In how many of 300 made studies an operation is named.
+
+    fp32 takes 100 ms a step, AMP 200 ms: `outside_s` longer outside all operations and
+    `convolution_s` longer in its convolutions. All five kinds vary by 3 % from step to step.
+    """
+    random = np.random.default_rng(7)
+    usual = {"convolution": 0.03, "pooling": 0.02, "cast": 0.02, "copy": 0.01, "elementwise": 0.01}
+    study = judged(arm("fp32", 40), arm("amp", 20))
+    (pair,) = study.pairs
+    named = 0
+    for _ in range(300):
+        profiles = []
+        for longer_s, outside in ((0.0, 0.01), (convolution_s, 0.01 + outside_s)):
+            times = {kind: s * (1 + 0.03 * random.standard_normal()) for kind, s in usual.items()}
+            times["convolution"] += longer_s
+            profiles.append(profile(outside + sum(times.values()), **times))
+        a, b = (
+            record.model_copy(update={"profile": of_it})
+            for record, of_it in zip((pair.baseline, pair.candidate), profiles, strict=True)
+        )
+        pairs = (dataclasses.replace(pair, baseline=a, candidate=b),)
+        found = causes(dataclasses.replace(study, pairs=pairs))
+        named += any(cause.kind == "operations" for cause in found)
+    return named
+
+
+def test_chance_in_the_operations_does_not_explain_a_step_that_changed_outside_them():
+    # Five kinds that vary by 3 % change by about 2 ms in all, far from half of 100 ms.
+    assert named_in_made_steps(outside_s=0.1, convolution_s=0.0) == 0
+
+
+def test_convolutions_that_make_a_step_longer_are_always_named():
+    # 100 ms of 100 ms, give or take 2.
+    assert named_in_made_steps(outside_s=0.0, convolution_s=0.1) == 300
+
+
+@pytest.mark.parametrize(("rest_s", "told"), [(0.049, True), (0.051, False)])
+def test_operations_explain_a_step_of_whose_change_they_make_up_half(rest_s: float, told: bool):
+    # The step takes 100 ms longer, the operations all but `rest_s` of them.
+    grown = 0.03 + 0.1 - rest_s
+    found = judged(
+        arm("fp32", 40, profile=profile(0.1, convolution=0.03)),
+        arm("amp", 20, profile=profile(0.2, convolution=grown)),
+    )
+    assert (explain(found) != NOT_DETERMINED) is told
+
+
 def test_equal_arms_whose_main_operation_is_as_fast_say_so():
     found = judged(
         *(
@@ -344,6 +424,16 @@ def test_a_busy_device_is_not_launch_bound():
             for label in LABELS
         ),
     )
+    assert explain(found) == NOT_DETERMINED
+
+
+def test_an_arm_that_trains_slower_and_computes_faster_is_not_launch_bound():
+    # 16 images: 4 ms a step in fp32, all of it kernels, and 3.2 ms in AMP, a quarter of it.
+    found = judged(
+        arm("fp32", 4000, compute=4000, profile=profile(0.005, busy_s=0.004)),
+        arm("amp", 2000, compute=5000, profile=profile(0.005, busy_s=0.0008)),
+    )
+    assert found.verdict.outcome == "slower"
     assert explain(found) == NOT_DETERMINED
 
 
