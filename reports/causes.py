@@ -93,7 +93,7 @@ def explain(judged: Judged) -> str:
 
 def _input_bound(amp: Record, fed: Verdict) -> Cause | None:
     feed = feed_of(amp)
-    if not feed.input_bound:
+    if feed.bound_by != "input":
         return None
     waited = (
         f"waited for data {percent(feed.wait_fraction)} of the time at "

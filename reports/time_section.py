@@ -25,7 +25,7 @@ _HOW_FED = (
     "device; loader alone fetches batches for no step. An arm is bound by its input where compute "
     "alone is faster beyond its 95 % interval and the arm waited for data at least 10 % of the "
     "time, or, where it decodes on the CPUs that compute, where compute alone is faster by a ninth "
-    "at the lower end of that interval. The workers that would feed compute alone are reckoned "
+    "at the lower end of that interval. It is not shown where an interval leaves that open. The workers that would feed compute alone are reckoned "
     "from what one decodes now, as if each had a CPU to itself."
 )
 
@@ -81,7 +81,7 @@ def _feed_row(record: Record) -> tuple[str, ...]:
         percent(feed.wait_fraction),
         number(loader_rate(record, "cached")),
         number(loader_rate(record, "live")),
-        {True: "input", False: "compute", None: UNKNOWN}[feed.input_bound],
+        feed.bound_by or UNKNOWN,
         count(workers),
     )
 
