@@ -25,8 +25,9 @@ _HOW_FED = (
     "device; loader alone fetches batches for no step. An arm is bound by its input where compute "
     "alone is faster beyond its 95 % interval and the arm waited for data at least 10 % of the "
     "time, or, where it decodes on the CPUs that compute, where compute alone is faster by a ninth "
-    "at the lower end of that interval. It is not shown where an interval leaves that open. The workers that would feed compute alone are reckoned "
-    "from what one decodes now, as if each had a CPU to itself."
+    "at the lower end of that interval; it is not shown where an interval leaves that open. The "
+    "workers that would feed compute alone are reckoned from what one decodes now, as if each had "
+    "a CPU to itself."
 )
 
 
