@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from harness.config import RunConfig
+from harness.cpu import cpu_features
 from harness.gpu import cuda_driver_version, driver_version
 from harness.records import EnvironmentPart
 
@@ -101,6 +102,7 @@ def describe_environment() -> EnvironmentPart:
         },
         gpu_driver=driver_version(),
         cuda_driver=cuda_driver_version(),
+        cpu_features=cpu_features(),
     )
 
 

@@ -291,6 +291,9 @@ class EnvironmentPart(_Part):
     """Version of NVIDIA's driver; None without one."""
     cuda_driver: str | None = None
     """Newest CUDA version that this driver serves."""
+    cpu_features: list[str] | None = None
+    """Units of the CPU that decide about training (:data:`harness.cpu.CPU_FEATURES`); None where
+    nothing lists them."""
 
 
 class Record(_Part):
