@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, Literal
 
+from harness.cpu import lacks_unit
 from harness.records import ProfilePart, Record
 from harness.verdict import Verdict
 from reports import formats
@@ -41,6 +42,8 @@ OPERATIONS: Final = {
     "optimizer": "the optimizer",
 }
 """Kinds of operation as a sentence names them."""
+_PRODUCTS: Final = ("convolution", "matrix product")
+"""Kinds of which the evidence shows the dtype; others mix the two, or keep float32."""
 NOT_DETERMINED: Final = "Cause not determined."
 
 Kind = Literal["input-bound", "overflow", "operations", "launch-bound", "optimizer"]
@@ -180,21 +183,45 @@ def _operations(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | 
         return None
     parts = [_changed(kind, fp32, amp, record) for kind in named]
     of_all = f"{percent(share)} of the difference" if share <= 1 else "more than the difference"
-    return Cause(
-        kind="operations",
-        short=parts[0][0],
-        sentence=f"In a profiled step {formats.listed([' '.join(part) for part in parts])}; that "
-        f"is {of_all}.",
+    short = parts[0][0]
+    sentence = (
+        f"{_in_a_step(fp32, amp)} {formats.listed([' '.join(part) for part in parts])}; that is "
+        f"{of_all}."
     )
+    emulated = [kind for kind in named if _emulated(kind, fp32, amp, record)]
+    if named[0] in emulated:
+        short += f", without a {_dtype(record)} unit"
+    if emulated:
+        sentence += f" This processor has no unit for {_dtype(record)} and emulates its products."
+    return Cause(kind="operations", short=short, sentence=sentence)
+
+
+def _emulated(kind: str, fp32: ProfilePart, amp: ProfilePart, record: Record) -> bool:
+    """Whether products of AMP's dtype became slower on a CPU that has no unit for them."""
+    if kind not in _PRODUCTS or record.device is None or record.device.type != "cpu":
+        return False
+    slower = amp.operations_s.get(kind, 0.0) > fp32.operations_s.get(kind, 0.0)
+    features = record.environment.cpu_features if record.environment is not None else None
+    return slower and lacks_unit(_dtype(record), features)
+
+
+def _in_a_step(*profiles: ProfilePart) -> str:
+    """The opening words; operations summed over threads can take longer than their step."""
+    if all(sum(part.operations_s.values()) <= part.step_s for part in profiles):
+        return "In a profiled step"
+    over = "threads" if all(part.device_busy_s is None for part in profiles) else "streams"
+    return f"In a profiled step, summed over its {over},"
+
+
+def _dtype(record: Record) -> str:
+    return record.precision.effective or record.precision.dtype
 
 
 def _changed(kind: str, fp32: ProfilePart, amp: ProfilePart, record: Record) -> tuple[str, str]:
     a, b = fp32.operations_s.get(kind, 0.0), amp.operations_s.get(kind, 0.0)
-    dtype = record.precision.effective or record.precision.dtype
     of = OPERATIONS.get(kind, kind)
-    if kind in ("convolution", "matrix product"):
-        # Of these the evidence shows the dtype; others mix the two, or keep float32.
-        of = f"{dtype} {of}"
+    if kind in _PRODUCTS:
+        of = f"{_dtype(record)} {of}"
     if a <= 0:
         return f"{of} took time that fp32 does not spend", f"({duration(b)})"
     quotient = f"{number(b / a)} times as long as in float32"
@@ -214,7 +241,7 @@ def _as_fast(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | Non
     return Cause(
         kind="operations",
         short=short,
-        sentence=f"In a profiled step {short} {times}; that is {percent(a / whole)} of fp32's "
+        sentence=f"{_in_a_step(fp32, amp)} {short} {times}; that is {percent(a / whole)} of fp32's "
         "operations.",
     )
 

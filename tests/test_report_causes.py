@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_records import BATCH_SIZE, WINDOW_STEPS, ok_record, turns
+from report_records import BATCH_SIZE, WINDOW_STEPS, environment_part, ok_record, turns
 
-from harness.records import LoaderPart, ProfilePart, Record, ThroughputPart, Window
+from harness.records import DevicePart, LoaderPart, ProfilePart, Record, ThroughputPart, Window
 from reports.causes import (
     NOT_DETERMINED,
     busy_share,
@@ -263,6 +263,85 @@ def test_slower_convolutions_are_named_with_their_times():
     assert cause.sentence == (
         "In a profiled step float16 convolutions took 14.3 times as long as in float32 (430 ms "
         "against 30.0 ms); that is 95.2 % of the difference."
+    )
+
+
+@pytest.mark.parametrize(
+    ("features", "device", "emulated"),
+    [
+        (["avx2", "avx512_bf16"], "cpu", True),
+        (["avx2", "avx512_fp16"], "cpu", False),
+        (None, "cpu", False),
+        (["avx2"], "cuda", False),
+    ],
+)
+def test_slower_products_of_a_dtype_without_a_unit_are_said_to_be_emulated(
+    features: list[str] | None, device: str, emulated: bool
+):
+    machine = environment_part(cpu_features=features)
+    (cause,) = causes(
+        judged(
+            *(
+                arm(
+                    precision,
+                    rate,
+                    profile=profile(step_s, convolution=step_s - 0.02),
+                    environment=machine,
+                    device=DevicePart.model_validate({"type": device, "name": "Example"}),
+                )
+                for precision, rate, step_s in (("fp32", 400, 0.05), ("amp", 40, 0.449))
+            )
+        )
+    )
+
+    assert cause.short.startswith("float16 convolutions took 14.3 times as long as in float32")
+    assert cause.short.endswith(", without a float16 unit") is emulated
+    told = "This processor has no unit for float16 and emulates its products."
+    assert cause.sentence.endswith(told) is emulated
+
+
+def test_a_headline_puts_no_casts_down_to_a_missing_unit():
+    # 60 ms of casts and 50 of convolutions make up 110 of 160 ms: neither does alone.
+    machine = environment_part(cpu_features=["avx2"])
+    more = {"pooling": 0.01, "copy": 0.01}
+    slower = {"pooling": 0.04, "copy": 0.03}
+    found = judged(
+        arm("fp32", 400, profile=profile(0.05, convolution=0.03, **more), environment=machine),
+        arm(
+            "amp",
+            100,
+            profile=profile(0.21, convolution=0.08, cast=0.06, **slower),
+            environment=machine,
+        ),
+    )
+    (cause,) = causes(found)
+
+    assert cause.short == "casts took time that fp32 does not spend"
+    assert cause.sentence.endswith("has no unit for float16 and emulates its products.")
+
+
+def test_what_became_faster_is_not_put_down_to_a_missing_unit():
+    machine = environment_part(cpu_features=["avx2"])
+    found = judged(
+        arm("fp32", 100, profile=profile(0.16, convolution=0.12), environment=machine),
+        arm("amp", 200, profile=profile(0.08, convolution=0.03), environment=machine),
+    )
+    assert explain(found).startswith("In a profiled step float16 convolutions took 0.250 times")
+    assert "unit" not in explain(found)
+
+
+@pytest.mark.parametrize(("busy_s", "over"), [(None, "threads"), (0.4, "streams")])
+def test_operations_that_take_longer_than_their_step_are_said_to_be_summed(
+    busy_s: float | None, over: str
+):
+    # Two threads: 0.9 s of convolutions in a step of 0.5 s.
+    found = judged(
+        arm("fp32", 400, compute=400, profile=profile(0.05, busy_s=busy_s, convolution=0.03)),
+        arm("amp", 40, compute=40, profile=profile(0.5, busy_s=busy_s, convolution=0.9)),
+    )
+    assert causes(found)[0].sentence.startswith(
+        f"In a profiled step, summed over its {over}, float16 convolutions took 30.0 times as long "
+        "as in float32 (900 ms against 30.0 ms)"
     )
 
 
