@@ -13,9 +13,10 @@ from pydantic import BaseModel, TypeAdapter
 
 from harness.conditions import BackgroundLoad
 from harness.config import RunConfig
+from harness.cpu import DTYPE_UNITS, lacks_unit
 from harness.energy import NoCounter, open_meter
 from harness.gpu import gpus
-from harness.machine import BFLOAT16_UNITS, FLOAT16_UNITS, Machine, describe_machine
+from harness.machine import Machine, describe_machine
 from harness.peaks import MeasuredPeak, keep_peak
 from harness.protocol import Capability
 from harness.records import EnvironmentPart
@@ -266,11 +267,13 @@ def tips(found: Diagnosis) -> Iterator[str]:
             "huge pages are off, which slows large arrays; let programs ask for them: "
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
         )
-    if machine.cpu_features is not None and not machine.gpus:
-        for dtype, units in (("bfloat16", BFLOAT16_UNITS), ("float16", FLOAT16_UNITS)):
-            if not units & {*machine.cpu_features}:
+    if not machine.gpus:
+        for dtype in DTYPE_UNITS:
+            if lacks_unit(dtype, machine.cpu_features):
                 yield f"this CPU has no unit for {dtype}: its products are emulated"
-        if BFLOAT16_UNITS & {*machine.cpu_features} and not FLOAT16_UNITS & {*machine.cpu_features}:
+        if lacks_unit("float16", machine.cpu_features) and not lacks_unit(
+            "bfloat16", machine.cpu_features
+        ):
             yield (
                 "this CPU has units for bfloat16 and none for float16, which is the default: also "
                 "compare with --amp-dtype bfloat16"

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from harness.config import RunConfig
+from harness.cpu import cpu_features
 from harness.gpu import cuda_driver_version, driver_version
 from harness.records import EnvironmentPart
 
@@ -103,6 +104,7 @@ def describe_environment() -> EnvironmentPart:
         gpu_driver=driver_version(),
         cuda_driver=cuda_driver_version(),
         code_sha256=_code_sha256(),
+        cpu_features=cpu_features(),
     )
 
 

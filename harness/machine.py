@@ -10,26 +10,11 @@ from typing import Final
 import psutil
 from pydantic import BaseModel
 
+from harness.cpu import PROC, cpu_features
 from harness.environment import describe_environment
 from harness.gpu import gpus
 
-CPU_FEATURES: Final = {
-    "avx2": "8 float32 at a time",
-    "avx512f": "16 float32 at a time",
-    "avx512_bf16": "bfloat16 products",
-    "avx512_fp16": "float16 arithmetic",
-    "amx_bf16": "bfloat16 matrix unit",
-    "amx_fp16": "float16 matrix unit",
-    "asimdhp": "float16 arithmetic",
-    "bf16": "bfloat16 products",
-    "sve": "long vectors",
-}
-"""Names in Linux's list of a CPU's flags that decide about training → what the unit does."""
-BFLOAT16_UNITS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-FLOAT16_UNITS: Final = frozenset({"avx512_fp16", "amx_fp16", "asimdhp"})
-
 _SYS: Final = Path("/sys")
-_PROC: Final = Path("/proc")
 
 
 class Limits(BaseModel):
@@ -56,7 +41,7 @@ class Machine(BaseModel):
 
     cpu: str
     cpu_features: list[str] | None
-    """Those of :data:`CPU_FEATURES` that it has."""
+    """Those of :data:`harness.cpu.CPU_FEATURES` that it has."""
     cpus: int | None
     cpus_usable: int
     governor: str | None
@@ -73,7 +58,7 @@ class Machine(BaseModel):
     cache_free_bytes: int
 
 
-def describe_machine(cache_dir: Path, *, sys: Path = _SYS, proc: Path = _PROC) -> Machine:
+def describe_machine(cache_dir: Path, *, sys: Path = _SYS, proc: Path = PROC) -> Machine:
     """Look at this machine.
 
     Args:
@@ -110,22 +95,13 @@ def describe_machine(cache_dir: Path, *, sys: Path = _SYS, proc: Path = _PROC) -
     )
 
 
-def cpu_features(proc: Path = _PROC) -> list[str] | None:
-    """Those of :data:`CPU_FEATURES` that Linux lists; None where it lists no flags."""
-    for line in (_text(proc / "cpuinfo") or "").splitlines():
-        if line.startswith(("flags", "Features")):
-            flags = set(line.partition(":")[2].split())
-            return [feature for feature in CPU_FEATURES if feature in flags]
-    return None
-
-
 def huge_pages(sys: Path = _SYS) -> str | None:
     """The choice in force, which Linux marks with brackets: ``always [madvise] never``."""
     text = _text(sys / "kernel/mm/transparent_hugepage/enabled")
     return None if text is None or "[" not in text else text.partition("[")[2].partition("]")[0]
 
 
-def cgroup_limits(*, sys: Path = _SYS, proc: Path = _PROC) -> Limits:
+def cgroup_limits(*, sys: Path = _SYS, proc: Path = PROC) -> Limits:
     """The tightest limits of this process's control groups and of those around them.
 
     Both versions are read: ``cpu.max`` and ``memory.max`` of version 2; ``cpu.cfs_quota_us`` over

@@ -294,6 +294,9 @@ class EnvironmentPart(_Part):
     """Newest CUDA version that this driver serves."""
     code_sha256: str | None = None
     """Over the sources of all that measures: the packages harness, backends and datasets."""
+    cpu_features: list[str] | None = None
+    """Units of the CPU that decide about training (:data:`harness.cpu.CPU_FEATURES`); None where
+    nothing lists them."""
 
 
 class Record(_Part):

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Final
 
 from harness.ladder import LADDER, Rung, compared_with
+from harness.speedup import Speedup
 from harness.verdict import Verdict, judge
 from reports import formats
 from reports.cells import NOT_RUN_YET, Cell, Results
@@ -32,6 +33,17 @@ _AMP_RUNGS: Final = {"float16": "rung2", "bfloat16": "rung3"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Share:
+    """AMP's part of the logarithm of a whole gain, a fraction of 1; below 0 it takes from it."""
+
+    value: float
+    low: float
+    high: float
+    """Bounds from the far ends of both factors' 95 % intervals: right wherever these both are,
+    which is in at least 90 % of studies."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RungResult:
     """One rung of a backend."""
 
@@ -48,6 +60,33 @@ class RungResult:
     """Over :attr:`below`, from which it differs in one setting; None for strict fp32."""
     total: Judged | None
     """Over strict fp32; None for strict fp32."""
+    warnings: tuple[str, ...]
+    """What the runner warned of in its first run."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What its figures alone do not say, in sentences: why it has no result or no factor, why a
+        factor is undecided, and which pairs do not count."""
+        if self.status != "ok":
+            reason = self.reason or "no reason was recorded"
+            return [f"{self.status.replace('_', ' ')}: {_sentence(reason)}"]
+        told = [judged for judged in (self.gain, self.total) if judged is not None]
+        undecided = [
+            judged.verdict.reason
+            for judged in told
+            if judged.verdict.speedup is None or judged.verdict.outcome == "too noisy"
+        ]
+        # The lowest rung above strict fp32 is compared with it twice, in the same words.
+        return [
+            *dict.fromkeys(undecided),
+            *(_sentence(note) for judged in told[:1] for note in judged.notes),
+        ]
+
+    @property
+    def doubts(self) -> list[str]:
+        """What makes its factors less sure than their intervals say."""
+        told = [judged for judged in (self.gain, self.total) if judged is not None]
+        return [*dict.fromkeys(text for judged in told for text in judged.verdict.warnings)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +126,20 @@ def ladders(results: Results) -> list[Ladder]:
     return [_ladder(backend, rungs) for backend, rungs in by_backend.items()]
 
 
+def share_of(own: Speedup, whole: Speedup) -> Share | None:
+    """ln(own) ÷ ln(whole), since factors multiply; None where the whole may be no gain at all."""
+    if whole.shown.low <= 1:
+        return None
+    least, most = math.log(whole.shown.low), math.log(whole.shown.high)
+    low, high = math.log(own.shown.low), math.log(own.shown.high)
+    return Share(
+        value=math.log(own.ratio) / math.log(whole.ratio),
+        # What is divided by more comes nearer to 0, from either side.
+        low=low / (most if low > 0 else least),
+        high=high / (least if high > 0 else most),
+    )
+
+
 def amp_share(ladder: Ladder) -> str:
     """AMP's own part of the whole gain of a backend, in one sentence.
 
@@ -104,14 +157,28 @@ def amp_share(ladder: Ladder) -> str:
         f"; all changes up to {top.rung.title} together give {formats.gain(whole)} "
         f"over {STRICT.title} ({top.total.verdict.outcome})"
     )
-    if top.total.verdict.outcome != "pays":
+    share = share_of(own.speedup, whole)
+    if share is None or top.total.verdict.outcome != "pays":
         return f"{text}, so that no gain is shown to have a share in."
     if own.outcome not in ("pays", "slower"):
         return f"{text}; no share in that gain is seen of AMP."
-    share = math.log(own.speedup.ratio) / math.log(whole.ratio)
-    if share < 0:
-        return f"{text}; AMP has no share in that gain, it takes from it."
-    return f"{text}; AMP's share in that gain is {100 * share:.0f} % (of its logarithm)."
+    bounds = f"{_percent(share.value)} [{_percent(share.low)}, {_percent(share.high)}]"
+    if share.value < 0:
+        return (
+            f"{text}; AMP has no share in that gain, it takes from it: {bounds} of its logarithm."
+        )
+    text += f"; AMP's share in that gain is {bounds} (of its logarithm)"
+    if share.low > 1:
+        return f"{text}: the other changes took from it."
+    if share.value > 1:
+        return (
+            f"{text}: above 100 % the other changes would have taken from it, which is not shown."
+        )
+    return f"{text}."
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %".replace("-", "−")
 
 
 def _ladder(backend: str, rungs: Mapping[str, Mapping[str, Cell]]) -> Ladder:
@@ -172,6 +239,7 @@ def _result(
         below=below,
         gain=None if below is None else _judge(rung, below, rungs, (_CHANGES[rung.variant],)),
         total=None if below is None else _judge(rung, STRICT, rungs, changed),
+        warnings=() if first is None or first.record is None else tuple(first.record.warnings),
     )
 
 
@@ -199,3 +267,7 @@ def _unchanged(cells: Iterable[Cell | None], factors: tuple[Factor, ...]) -> boo
         return False
     found = differences(known[0], known[1], factor=factors)
     return not any(difference.role == "under test" for difference in found)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, Literal
 
+from harness.cpu import DTYPE_UNITS, lacks_unit
 from harness.records import ProfilePart, Record
 from harness.verdict import Verdict
 from reports import formats
@@ -41,6 +42,8 @@ OPERATIONS: Final = {
     "optimizer": "the optimizer",
 }
 """Kinds of operation as a sentence names them."""
+_PRODUCTS: Final = ("convolution", "matrix product")
+"""Kinds of which the evidence shows the dtype; others mix the two, or keep float32."""
 NOT_DETERMINED: Final = "Cause not determined."
 
 Kind = Literal["input-bound", "overflow", "operations", "launch-bound", "optimizer"]
@@ -74,7 +77,7 @@ def causes(judged: Judged) -> tuple[Cause, ...]:
     if a is not None and b is not None:
         if outcome == "no difference":
             found.append(_as_fast(a, b, pair.candidate))
-        elif _agrees(a, b, 1 / ratio):
+        elif _agrees(a, b, trained=judged.verdict.speedup.ratio, resident=ratio):
             operations = _operations(a, b, pair.candidate)
             found.append(operations or _optimizer(a, b))
         if outcome != "pays":
@@ -93,7 +96,7 @@ def explain(judged: Judged) -> str:
 
 def _input_bound(amp: Record, fed: Verdict) -> Cause | None:
     feed = feed_of(amp)
-    if not feed.input_bound:
+    if feed.bound_by != "input":
         return None
     waited = (
         f"waited for data {percent(feed.wait_fraction)} of the time at "
@@ -146,12 +149,18 @@ def _overflow(amp: Record, verdict: Verdict) -> Cause | None:
     )
 
 
-def _agrees(fp32: ProfilePart, amp: ProfilePart, step_quotient: float) -> bool:
-    """Whether the profiled steps differ as the measured ones do."""
-    if fp32.step_s <= 0 or amp.step_s <= 0 or step_quotient == 1:
+def _agrees(fp32: ProfilePart, amp: ProfilePart, *, trained: float, resident: float) -> bool:
+    """Whether the profiled steps differ as AMP's speedups do: in training, and on a resident batch.
+
+    All three must point the same way. Their size is that of the resident batch, whose steps hold
+    no waiting for images.
+    """
+    if fp32.step_s <= 0 or amp.step_s <= 0:
         return False
-    share = math.log(amp.step_s / fp32.step_s) / math.log(step_quotient)
-    return PROFILE_AGREES[0] <= share <= PROFILE_AGREES[1]
+    profiled = math.log(fp32.step_s / amp.step_s)
+    if any(profiled * math.log(ratio) <= 0 for ratio in (trained, resident)):
+        return False
+    return PROFILE_AGREES[0] <= profiled / math.log(resident) <= PROFILE_AGREES[1]
 
 
 def _operations(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | None:
@@ -159,8 +168,10 @@ def _operations(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | 
     kinds = dict.fromkeys([*fp32.operations_s, *amp.operations_s])
     changes = {k: amp.operations_s.get(k, 0.0) - fp32.operations_s.get(k, 0.0) for k in kinds}
     whole = sum(changes.values())
-    # The operations must have changed as the step did; otherwise something else changed it.
-    if whole * (amp.step_s - fp32.step_s) <= 0:
+    # The operations must have changed as the step did, and by enough of it; otherwise something
+    # else changed it, and the largest of small changes is chance.
+    step = amp.step_s - fp32.step_s
+    if whole * step <= 0 or abs(whole) < MAIN_SHARE * abs(step):
         return None
     named: list[str] = []
     share = 0.0
@@ -172,21 +183,54 @@ def _operations(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | 
         return None
     parts = [_changed(kind, fp32, amp, record) for kind in named]
     of_all = f"{percent(share)} of the difference" if share <= 1 else "more than the difference"
-    return Cause(
-        kind="operations",
-        short=parts[0][0],
-        sentence=f"In a profiled step {formats.listed([' '.join(part) for part in parts])}; that "
-        f"is {of_all}.",
+    short = parts[0][0]
+    sentence = (
+        f"{_in_a_step(fp32, amp)} {formats.listed([' '.join(part) for part in parts])}; that is "
+        f"{of_all}."
     )
+    emulated = [kind for kind in named if _emulated(kind, fp32, amp, record)]
+    if named[0] in emulated:
+        short += f", without a {_dtype(record)} unit"
+    if emulated:
+        sentence += f" {_missing_unit(record)}"
+    return Cause(kind="operations", short=short, sentence=sentence)
+
+
+def _emulated(kind: str, fp32: ProfilePart, amp: ProfilePart, record: Record) -> bool:
+    """Whether products of AMP's dtype became slower on a CPU that has no unit for them."""
+    if kind not in _PRODUCTS or record.device is None or record.device.type != "cpu":
+        return False
+    slower = amp.operations_s.get(kind, 0.0) > fp32.operations_s.get(kind, 0.0)
+    features = record.environment.cpu_features if record.environment is not None else None
+    return slower and lacks_unit(_dtype(record), features)
+
+
+def _missing_unit(record: Record) -> str:
+    text = f"This processor has no unit for {_dtype(record)} and emulates its products"
+    features = record.environment.cpu_features if record.environment is not None else None
+    others = [dtype for dtype in DTYPE_UNITS if not lacks_unit(dtype, features)]
+    if not others:
+        return f"{text}."
+    return f"{text}; it has one for {others[0]}: compare with --amp-dtype {others[0]}."
+
+
+def _in_a_step(*profiles: ProfilePart) -> str:
+    """The opening words; operations summed over threads can take longer than their step."""
+    if all(sum(part.operations_s.values()) <= part.step_s for part in profiles):
+        return "In a profiled step"
+    over = "threads" if all(part.device_busy_s is None for part in profiles) else "streams"
+    return f"In a profiled step, summed over its {over},"
+
+
+def _dtype(record: Record) -> str:
+    return record.precision.effective or record.precision.dtype
 
 
 def _changed(kind: str, fp32: ProfilePart, amp: ProfilePart, record: Record) -> tuple[str, str]:
     a, b = fp32.operations_s.get(kind, 0.0), amp.operations_s.get(kind, 0.0)
-    dtype = record.precision.effective or record.precision.dtype
     of = OPERATIONS.get(kind, kind)
-    if kind in ("convolution", "matrix product"):
-        # Of these the evidence shows the dtype; others mix the two, or keep float32.
-        of = f"{dtype} {of}"
+    if kind in _PRODUCTS:
+        of = f"{_dtype(record)} {of}"
     if a <= 0:
         return f"{of} took time that fp32 does not spend", f"({duration(b)})"
     quotient = f"{number(b / a)} times as long as in float32"
@@ -206,7 +250,7 @@ def _as_fast(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | Non
     return Cause(
         kind="operations",
         short=short,
-        sentence=f"In a profiled step {short} {times}; that is {percent(a / whole)} of fp32's "
+        sentence=f"{_in_a_step(fp32, amp)} {short} {times}; that is {percent(a / whole)} of fp32's "
         "operations.",
     )
 
@@ -252,7 +296,10 @@ def _launch_bound(fp32: Record, amp: Record, *, slower: bool) -> Cause | None:
         return None
     if slower:
         a, b = compute_step_s(fp32), compute_step_s(amp)
-        if a is None or b is None or b * (1 - busy) - a * (1 - before) < MAIN_SHARE * (b - a):
+        # Where AMP computes no slower, its training is slower for another reason.
+        if a is None or b is None or b <= a:
+            return None
+        if b * (1 - busy) - a * (1 - before) < MAIN_SHARE * (b - a):
             return None
     kernels = "" if profile.kernels is None else f" ({profile.kernels:,} kernels)"
     return Cause(

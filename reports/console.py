@@ -14,6 +14,7 @@ from reports.cells import Results, study_cells
 from reports.comparison import ArmFigures, ComparisonRow
 from reports.findings import assumptions
 from reports.formats import printable
+from reports.ladder_section import rung_doubts, rung_notes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,13 +70,17 @@ def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
 
 
 def render_ladders(records: Iterable[Record]) -> RenderableType:
-    """For the rungs of ladders: a line each, and AMP's own share; as :func:`render_console`."""
+    """For the rungs of ladders: a line each, AMP's own share, and notes.
+
+    As :func:`render_console`.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    for ladder in ladders(Results(study=None, cells=study_cells(None, records))):
+    found = ladders(Results(study=None, cells=study_cells(None, records)))
+    for ladder in found:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         headings = (ladder.backend, "images/s", "factor", "verdict", "over strict fp32", "status")
         for heading in headings:
@@ -93,7 +98,11 @@ def render_ladders(records: Iterable[Record]) -> RenderableType:
                 Text(result.status.replace("_", " "), style=_STYLES.get(result.status, "bold red")),
             )
         parts += [table, Text(printable(amp_share(ladder)))]
-    return Group(*parts)
+        warned = [f"{r.rung.title}: {text}" for r in ladder.rungs for text in r.warnings]
+        notes = (*rung_notes(ladder), *rung_doubts(ladder), *warned)
+        parts += [Text(printable(note)) for note in notes]
+    assumed = assumptions(found)
+    return Group(*parts, *([Text(printable(assumed), style="dim")] if assumed else []))
 
 
 def _said(row: ComparisonRow) -> tuple[str, ...]:

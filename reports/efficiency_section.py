@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from harness.conditions import MIN_LOAD_S
 from harness.networks import TRAINING_FLOPS_OF_FORWARD
 from harness.records import Record, WindowConditions
 from reports.blocks import Block, Details, Paragraph, Section, Table
@@ -61,8 +62,12 @@ def efficiency_section(results: Results) -> Section | None:
     elif reasons := _energy_reasons(records):
         blocks.append(Paragraph(text=f"Energy is not known: {'; '.join(reasons)}."))
     if watched := [record for record in records if _conditions(record)]:
-        blocks.append(_conditions_table(watched))
-        blocks.append(Details(summary="Each timed window", blocks=(_windows_table(watched),)))
+        conditions = _conditions_table(watched)
+        if len(conditions.columns) > 1:
+            blocks.append(conditions)
+            blocks.append(Details(summary="Each timed window", blocks=(_windows_table(watched),)))
+        else:
+            blocks.append(Paragraph(text=_why_unwatched(watched)))
     return Section(anchor="efficiency", title="Efficiency", blocks=tuple(blocks))
 
 
@@ -145,6 +150,17 @@ def _energy_reasons(records: Sequence[Record]) -> list[str]:
 def _conditions(record: Record) -> list[WindowConditions]:
     timed = timed_windows(record.windows)
     return [window.conditions for window in timed if window.conditions is not None]
+
+
+def _why_unwatched(records: Sequence[Record]) -> str:
+    longest_s = max(w.time_s for record in records for w in timed_windows(record.windows))
+    text = "What the machine did in the timed windows is not known: it shows no clock"
+    if longest_s < MIN_LOAD_S:
+        return (
+            f"{text}, and the windows, {number(longest_s)} s at most, are shorter than the "
+            f"{MIN_LOAD_S:g} s that a reading of other programs' load needs."
+        )
+    return f"{text}, and no load of other programs was read."
 
 
 def _conditions_table(records: Sequence[Record]) -> Table:

@@ -122,6 +122,10 @@ def differences(
     if len(left.steps.loss) != len(right.steps.loss):
         # Of runs of unequal length, the order of ids is hashed over unequal numbers of them.
         del a["data.order_sha256"], b["data.order_sha256"]
+    if None in (a.get("environment.cpu_features"), b.get("environment.cpu_features")):
+        # Older records do not list them; the CPU's name still tells two CPUs apart.
+        for settings in (a, b):
+            settings.pop("environment.cpu_features", None)
     return [
         Difference(
             setting=_setting(name),

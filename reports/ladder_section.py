@@ -29,9 +29,7 @@ def ladder_section(ladders: Sequence[Ladder]) -> Section | None:
     if not ladders:
         return None
     blocks: list[Block] = [Paragraph(text=_HOW)]
-    blocks += [
-        Paragraph(text=f"{ladder.backend}: {_sentence(amp_share(ladder))}") for ladder in ladders
-    ]
+    blocks += [Paragraph(text=f"{ladder.backend}: {amp_share(ladder)}") for ladder in ladders]
     charts = tuple(_chart(ladder) for ladder in ladders)
     caption = (
         f"Images per second over {STRICT.title}, with the 95 % interval; the figure is that factor."
@@ -39,12 +37,19 @@ def ladder_section(ladders: Sequence[Ladder]) -> Section | None:
     blocks.append(Figure(caption=caption, charts=charts))
     for ladder in ladders:
         blocks.append(_table(ladder))
-        blocks += [Paragraph(text=text, kind="note") for text in _gaps(ladder)]
-        blocks += [
-            Paragraph(text=f"{ladder.backend}, {text}", kind="warning")
-            for text in by_text(_warnings(ladder))
-        ]
+        for kind, said in (("note", rung_notes(ladder)), ("warning", rung_doubts(ladder))):
+            blocks += [Paragraph(text=f"{ladder.backend}, {text}", kind=kind) for text in said]
     return Section(anchor="ladder", title="What each setting adds", blocks=tuple(blocks))
+
+
+def rung_notes(ladder: Ladder) -> list[str]:
+    """Why a rung has no result, no factor or an undecided one, and which pairs do not count."""
+    return [f"{result.rung.title}: {text}" for result in ladder.rungs for text in result.notes]
+
+
+def rung_doubts(ladder: Ladder) -> list[str]:
+    """What makes factors less sure than they look, each with the rungs of which it is said."""
+    return by_text((result.rung.title, text) for result in ladder.rungs for text in result.doubts)
 
 
 def ladder_card(ladder: Ladder) -> Card:
@@ -102,31 +107,6 @@ def _factor(judged: Judged | None) -> tuple[str, str]:
     return formats.gain(gain), judged.verdict.outcome
 
 
-def _gaps(ladder: Ladder) -> list[str]:
-    """Why a rung has no result or no factor, and which pairs do not count."""
-    found = []
-    for result in ladder.rungs:
-        name = f"{ladder.backend}, {result.rung.title}"
-        if result.status != "ok":
-            reason = result.reason or "no reason was recorded"
-            found.append(f"{name}: {result.status.replace('_', ' ')}: {_sentence(reason)}")
-            continue
-        told = [judged for judged in (result.gain, result.total) if judged is not None]
-        reasons = [judged.verdict.reason for judged in told if judged.verdict.speedup is None]
-        found += [f"{name}: {reason}" for reason in dict.fromkeys(reasons)]
-        found += [f"{name}: {_sentence(note)}" for note in (told[0].notes if told else ())]
-    return found
-
-
-def _warnings(ladder: Ladder) -> list[tuple[str, str]]:
-    return [
-        (result.rung.title, text)
-        for result in ladder.rungs
-        if result.gain is not None
-        for text in result.gain.verdict.warnings
-    ]
-
-
 def _chart(ladder: Ladder) -> Chart:
     drawn = [(r.rung.title, _precision(r), _total(r), _text(r)) for r in ladder.rungs]
     return Chart(
@@ -154,7 +134,3 @@ def _text(result: RungResult) -> str:
     if result.status != "ok":
         return result.status.replace("_", " ")
     return result.total.verdict.outcome
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -19,6 +19,7 @@ _MORE_TIME = (
     "compare --resume with the study's folder gives it its budget anew, and measures what then "
     "fits."
 )
+_RESUME = "python -m harness compare --resume DIR, DIR being the study's folder"
 
 
 def legend(
@@ -38,7 +39,11 @@ def missing_section(results: Results) -> Section | None:
     missing = [cell for cell in results.cells if cell.status not in ("ok", LEFT_OUT)]
     blocks: list[Block] = []
     if missing:
-        rows = tuple((c.arm, c.status, c.reason or formats.UNKNOWN, _remedy(c)) for c in missing)
+        in_study = results.study is not None
+        rows = tuple(
+            (c.arm, c.status, c.reason or formats.UNKNOWN, _remedy(c, in_study=in_study))
+            for c in missing
+        )
         columns = ("Cell", "Status", "Reason", "Remedy")
         caption = "Why there is none, and what to do"
         blocks.append(Table(caption=caption, columns=columns, rows=rows))
@@ -57,14 +62,17 @@ def missing_section(results: Results) -> Section | None:
     return Section(anchor="missing", title="Cells without a result", blocks=tuple(blocks))
 
 
-def _remedy(cell: Cell) -> str:
+def _remedy(cell: Cell, *, in_study: bool) -> str:
     if cell.status == NOT_RUN_YET:
-        return "Continue the study: compare --resume with its folder."
-    if cell.status == UNREADABLE:
-        return "Remove the file and run this cell again."
+        return f"Continue the study: {_RESUME}."
     if cell.status == "unavailable":
         return "See the reason; the other cells do not depend on this one."
-    return "Repeat it with its command (below)."
+    if not in_study:
+        return "Repeat it with its command (below)."
+    again = f"Delete records/{cell.arm}.json and continue the study: {_RESUME}."
+    if cell.status == UNREADABLE:
+        return again
+    return f"{again} Its command (below) runs it alone, into another folder."
 
 
 def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | None:

@@ -9,7 +9,7 @@ from reports import charts, formats
 from reports.blocks import Block, Chart, Figure, Paragraph, Section, Table
 from reports.causes import causes
 from reports.cells import Results
-from reports.comparison import ComparisonRow
+from reports.comparison import ComparisonRow, comparison_rows
 from reports.feed import feed_of, judge_fed, loader_rate, loader_workers
 from reports.formats import UNKNOWN, count, duration, number, percent
 
@@ -25,27 +25,46 @@ _HOW_FED = (
     "device; loader alone fetches batches for no step. An arm is bound by its input where compute "
     "alone is faster beyond its 95 % interval and the arm waited for data at least 10 % of the "
     "time, or, where it decodes on the CPUs that compute, where compute alone is faster by a ninth "
-    "at the lower end of that interval. The workers that would feed compute alone are reckoned "
-    "from what one decodes now, as if each had a CPU to itself."
+    "at the lower end of that interval; it is not shown where an interval leaves that open. The "
+    "workers that would feed compute alone are reckoned from what one decodes now, as if each had "
+    "a CPU to itself."
+)
+_NO_INTERVAL = (
+    "A profiled step is the mean of {steps} steps in a row, taken once in each arm, so that no "
+    "interval can be given: AMP ÷ fp32 says in what the two differ, and the speedup by how much."
 )
 
 
 def time_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | None:
-    """None where no arm was measured in more ways than end to end."""
-    records = [r for r in results.main_records if r.compute_windows or r.loader or r.profile]
-    if not records:
+    """None where no arm was measured in more ways than end to end.
+
+    Args:
+        results: all cells; the first run of each arm is shown.
+        rows: of the main settings.
+    """
+    first = [cell for cell in results.cells if not cell.label]
+    records = [cell.record for cell in first if cell.record is not None]
+    if not any(r.compute_windows or r.loader or r.profile for r in records):
         return None
     blocks: list[Block] = [
         Paragraph(text=f"{row.backend}: {cause.sentence}")
         for row in rows
         for cause in causes(row.judged)
     ]
-    if any(record.compute_windows or record.loader for record in records):
-        blocks += [_feed_table(records), Paragraph(text=_HOW_FED)]
-    fed = _fed_table(rows)
+    if diagnosed := [record for record in records if record.compute_windows or record.loader]:
+        blocks += [_feed_table(diagnosed), Paragraph(text=_HOW_FED)]
+    named = [(row.backend, row) for row in rows]
+    for variant in dict.fromkeys(cell.variant for cell in first if cell.variant):
+        of_variant = comparison_rows(results.cells, variant)
+        named += [(f"{row.backend}-{variant}", row) for row in of_variant]
+    fed = _fed_table(named)
     if fed is not None:
         blocks.append(fed)
-    blocks += _profiles(records)
+    blocks += _profiles(results.main_records)
+    traces = [record.profile.trace for record in records if record.profile and record.profile.trace]
+    if traces:
+        where = "logs within the study's folder" if results.study else "the run's folder"
+        blocks.append(Paragraph(text=f"Traces, in {where}: {', '.join(traces)}."))
     return Section(anchor="time", title="Where the time goes", blocks=tuple(blocks))
 
 
@@ -81,32 +100,32 @@ def _feed_row(record: Record) -> tuple[str, ...]:
         percent(feed.wait_fraction),
         number(loader_rate(record, "cached")),
         number(loader_rate(record, "live")),
-        {True: "input", False: "compute", None: UNKNOWN}[feed.input_bound],
+        feed.bound_by or UNKNOWN,
         count(workers),
     )
 
 
-def _fed_table(rows: Sequence[ComparisonRow]) -> Table | None:
-    """AMP over fp32 where neither arm waits for images."""
+def _fed_table(named: Sequence[tuple[str, ComparisonRow]]) -> Table | None:
+    """AMP over fp32 where neither arm waits for images; rows by backend and setting."""
     found = [
-        (row, fed)
-        for row in rows
+        (name, row, fed)
+        for name, row in named
         if (fed := judge_fed(row.judged)).speedup is not None or row.judged.counted
     ]
-    if not any(fed.speedup for _, fed in found):
+    if not any(fed.speedup for _, _, fed in found):
         return None
     return Table(
         caption="AMP's speedup as trained, and if the input never made a step wait",
-        columns=("Backend", "End to end", "Verdict", "If fed", "Verdict if fed"),
+        columns=("Backend, setting", "End to end", "Verdict", "If fed", "Verdict if fed"),
         rows=tuple(
             (
-                row.backend,
+                name,
                 formats.gain(row.verdict.speedup),
                 row.verdict.outcome,
                 formats.gain(fed.speedup),
                 fed.outcome,
             )
-            for row, fed in found
+            for name, row, fed in found
         ),
         numeric=True,
     )
@@ -131,15 +150,15 @@ def _profiles(records: Sequence[Record]) -> list[Block]:
         caption = "Operations of one profiled step by kind; each chart has its own scale."
         blocks.append(Figure(caption=caption, charts=drawn))
     blocks += [_profile_table(backend, profiles) for backend, profiles in by_backend.items()]
+    steps = {profile.steps for profiles in by_backend.values() for profile in profiles.values()}
+    told = formats.listed([str(one) for one in sorted(steps)])
+    blocks.append(Paragraph(text=_NO_INTERVAL.format(steps=told)))
     sources = {
         f"{backend}: {profile.source}"
         for backend, profiles in by_backend.items()
         for profile in profiles.values()
     }
     blocks += [Paragraph(text=f"Profile of {source}.") for source in sorted(sources)]
-    traces = [r.profile.trace for r in records if r.profile and r.profile.trace]
-    if traces:
-        blocks.append(Paragraph(text=f"Traces within the study's folder: {', '.join(traces)}."))
     return blocks
 
 

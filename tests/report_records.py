@@ -47,7 +47,7 @@ def data_part(**changes: Any) -> DataPart:
 
 
 def environment_part(**changes: Any) -> EnvironmentPart:
-    """A machine of two CPUs and 4 GiB."""
+    """A machine of two CPUs, with units for both 16-bit dtypes, and 4 GiB."""
     values: dict[str, Any] = {
         "python": "3.11.9",
         "platform": "Linux-6.1-x86_64",
@@ -56,6 +56,7 @@ def environment_part(**changes: Any) -> EnvironmentPart:
         "memory_bytes": 4 * 2**30,
         "packages": {"numpy": "2.4.6"},
         "variables": {"OMP_NUM_THREADS": "2"},
+        "cpu_features": ["avx2", "avx512_bf16", "avx512_fp16"],
     }
     return EnvironmentPart(**values | changes)
 

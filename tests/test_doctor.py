@@ -12,13 +12,13 @@ from fake_nvml import FakeNvml
 
 from harness import gpu
 from harness.cli import main
+from harness.cpu import cpu_features, lacks_unit
 from harness.doctor import Diagnosis, EnergyCounter, Framework, measure_peaks, tips
 from harness.machine import (
     GpuState,
     Limits,
     Machine,
     cgroup_limits,
-    cpu_features,
     describe_machine,
     huge_pages,
 )
@@ -92,6 +92,23 @@ def test_the_units_of_a_cpu_are_taken_from_its_flags(tmp_path: Path, cpuinfo: st
     assert set(found) >= set(features.split())
     assert ("amx_bf16" in found) == ("amx_bf16" in cpuinfo)
     assert not {"fpu", "sse2", "amx_tile"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "features", "lacks"),
+    [
+        ("float16", ["avx2", "avx512_bf16"], True),
+        ("float16", ["avx512_fp16"], False),
+        ("bfloat16", ["avx2", "amx_bf16"], False),
+        ("bfloat16", [], True),
+        ("bfloat16", None, False),  # unknown is no lack
+        ("float32", [], False),
+    ],
+)
+def test_a_cpu_lacks_the_unit_of_a_dtype_where_its_flags_are_known(
+    dtype: str, features: list[str] | None, lacks: bool
+):
+    assert lacks_unit(dtype, features) is lacks
 
 
 def test_a_system_without_flags_tells_none(tmp_path: Path):

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from harness.config import RunConfig
+from harness.cpu import cpu_features
 from harness.environment import describe_environment, usable_cpus, worker_variables
 from harness.interpreters import choose_interpreters
 
@@ -119,6 +120,7 @@ def test_the_machine_is_described_as_its_system_does(monkeypatch: pytest.MonkeyP
     assert told.variables["OMP_NUM_THREADS"] == "5"
     assert "secret" not in told.model_dump_json()
     assert told.cpu
+    assert told.cpu_features == cpu_features()
 
 
 def make_interpreter(folder: Path, name: str) -> Path:

@@ -157,7 +157,9 @@ def test_a_bad_value_names_its_flag_in_one_line(flag: str, value: str):
 
 
 def test_steps_and_epochs_together_are_refused():
-    assert "exactly one of --epochs, --steps and --windows" in refusal("--steps", "3", "--epochs", "3")
+    assert "exactly one of --epochs, --steps and --windows" in refusal(
+        "--steps", "3", "--epochs", "3"
+    )
 
 
 def test_an_option_beats_the_preset():

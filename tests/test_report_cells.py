@@ -8,10 +8,12 @@ from report_records import accuracy_part, data_part, ok_record, study_of, write_
 
 from harness.config import RunConfig
 from harness.records import Record
+from reports.blocks import Table
 from reports.cells import Results, read_results, study_cells
 from reports.comparison import comparison_rows
 from reports.fairness import same_data
 from reports.judged import judge_cells
+from reports.measured import missing_section
 from reports.yardstick import yardsticks
 
 PAIR = ("fp32", "amp")
@@ -130,3 +132,32 @@ def test_a_variant_may_be_given_other_batches():
 
     assert same_data([*pair(), *other])
     assert not same_data([*pair(), other[0].model_copy(update={"variant": ""})])
+
+
+def remedies(results: Results) -> dict[str, str]:
+    section = missing_section(results)
+    assert section is not None
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    return {row[0]: row[3] for row in table.rows}
+
+
+def test_a_failed_arm_is_repeated_within_its_study(tmp_path: Path):
+    # What a study does with a folder: an arm whose record is gone is run again.
+    failed = ok_record(precision="amp").model_copy(update={"status": "failed", "reason": "killed"})
+    study = study_of("torch-fp32", "torch-amp", "paddle-fp32")
+    folder = write_study(tmp_path, study, failed)
+    (folder / "records" / "paddle-fp32.json").write_text("{")
+    resume = "python -m harness compare --resume DIR, DIR being the study's folder."
+
+    assert remedies(read_results(folder)) == {
+        "torch-fp32": f"Continue the study: {resume}",
+        "torch-amp": f"Delete records/torch-amp.json and continue the study: {resume} "
+        "Its command (below) runs it alone, into another folder.",
+        "paddle-fp32": f"Delete records/paddle-fp32.json and continue the study: {resume}",
+    }
+
+
+def test_a_failed_single_run_has_no_study_to_continue():
+    failed = ok_record().model_copy(update={"status": "failed", "reason": "killed"})
+
+    assert remedies(results_of(failed)) == {"torch-fp32": "Repeat it with its command (below)."}

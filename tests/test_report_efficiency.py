@@ -202,6 +202,25 @@ def test_a_cpu_has_no_columns_of_a_gpu():
     assert found.rows == (("torch-fp32", "0.20"),)
 
 
+@pytest.mark.parametrize(
+    ("rate", "why"),
+    [
+        # A window of 32 images at 80 a second takes 0.4 s, at 40 a second 0.8 s.
+        (80.0, "the windows, 0.400 s at most, are shorter than the 0.5 s that a reading of"),
+        (40.0, "no load of other programs was read."),
+    ],
+)
+def test_of_a_machine_that_told_nothing_there_is_a_reason_in_place_of_a_table(
+    rate: float, why: str
+):
+    section = section_of(watched(ok_record(rates=[rate] * 3), {}, {}, {}))
+
+    assert why in text_of(section)
+    captions = [block.caption for block in section.blocks if isinstance(block, Table)]
+    assert not any("machine in the timed windows" in caption for caption in captions)
+    assert not any(isinstance(block, Details) for block in section.blocks)
+
+
 def test_a_gpu_that_never_slowed_says_none():
     record = watched(ok_record(), gpu(1980, 60), gpu(1980, 60), gpu(1980, 60))
 

@@ -27,7 +27,7 @@ from reports import write_report
 from reports.fairness import data_groups, differences, same_data
 from reports.same_experiment import framework_comparisons
 
-VALUES = (True, 7, 7.5, "cuda", {"OMP_NUM_THREADS": "9"})
+VALUES = (True, 7, 7.5, "cuda", {"OMP_NUM_THREADS": "9"}, ["avx2"])
 """One of them is another value of any field."""
 
 
@@ -103,6 +103,21 @@ def test_no_setting_of_a_record_escapes_the_manifest(part: Any):
         changed = next(filter(None, (other(part, dumped, field, new) for new in VALUES)))
         assert getattr(changed, field) != old
         assert differences(record, record.model_copy(update={attribute: changed})), field
+
+
+@pytest.mark.parametrize(
+    ("right", "confound"),
+    [(["avx2"], True), (["avx2", "avx512_bf16"], False), (None, False)],
+)
+def test_units_of_the_cpu_confound_where_both_records_list_them(
+    right: list[str] | None, confound: bool
+):
+    # A study that was begun before records listed them must be able to go on.
+    left = ok_record(environment=environment_part(cpu_features=["avx2", "avx512_bf16"]))
+    other = ok_record(environment=environment_part(cpu_features=right))
+
+    for found in (differences(left, other), differences(other, left)):
+        assert [d.role for d in found] == (["confounds"] if confound else [])
 
 
 def test_hashes_of_the_data_and_tf32_confound():

@@ -13,8 +13,9 @@ import pytest
 from report_records import ok_record, precision_part, study_of, write_study
 
 from harness.records import Record, Window
+from harness.speedup import Interval, Speedup
 from reports import render_ladders, write_report
-from reports.attribution import Ladder, amp_share, ladders
+from reports.attribution import Ladder, amp_share, ladders, share_of
 from reports.blocks import Page, Paragraph, Table
 from reports.cells import Results, study_cells
 from reports.ladder_section import ladder_section
@@ -228,15 +229,83 @@ def test_amps_own_share_is_that_of_the_logarithm_of_the_whole_gain():
 
     assert text.startswith("AMP float16 by itself gives ×1.50 [")
     assert "over TF32 (pays); all changes up to compiled together give ×3.30 [" in text
-    assert text.endswith("AMP's share in that gain is 34 % (of its logarithm).")
+    assert "AMP's share in that gain is 34 % [" in text
+    assert text.endswith("%] (of its logarithm).")
+
+
+def speedup(ratio: float, low: float, high: float) -> Speedup:
+    interval = Interval(confidence=0.95, low=low, high=high)
+    return Speedup(
+        ratio=ratio,
+        shown=interval,
+        decisive=interval,
+        pair_ratios=(ratio,),
+        windows=6,
+        window_sd=0.0,
+        process_sd=0.01,
+        process_sd_scale=0.05,
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "whole", "share"),
+    [
+        # Powers of e make the logarithms whole tenths: 2/4, and 1/5 to 3/3.
+        ((0.2, 0.1, 0.3), (0.4, 0.3, 0.5), (0.5, 0.2, 1.0)),
+        # An AMP that slows down: -2/4, and -3/3 to -1/5.
+        ((-0.2, -0.3, -0.1), (0.4, 0.3, 0.5), (-0.5, -1.0, -0.2)),
+        # One that does both: 0/4, and -1/3 to 1/3.
+        ((0.0, -0.1, 0.1), (0.4, 0.3, 0.5), (0.0, -1 / 3, 1 / 3)),
+        # The whole may be no gain.
+        ((0.2, 0.1, 0.3), (0.1, 0.0, 0.2), None),
+        ((0.2, 0.1, 0.3), (0.1, -0.1, 0.3), None),
+    ],
+)
+def test_the_share_has_the_range_that_both_intervals_leave_open(
+    own: tuple[float, ...], whole: tuple[float, ...], share: tuple[float, ...] | None
+):
+    found = share_of(
+        speedup(*(math.exp(value) for value in own)),
+        speedup(*(math.exp(value) for value in whole)),
+    )
+    if share is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.value, found.low, found.high) == pytest.approx(share)
+
+
+def test_above_100_percent_the_other_changes_took_from_the_gain():
+    # AMP ×4 and in all ×2: ln 4 / ln 2 = 200 %, and no end of ±12 % about either brings it to 100.
+    records = whole()[:5]
+    records[1:] = [
+        rung(f"rung{i}", rate=rate) for i, rate in enumerate((100.0, 400.0, 400.0, 200.0), start=1)
+    ]
+    text = amp_share(ladder_of(*records))
+
+    assert "AMP's share in that gain is 200 % [" in text
+    assert text.endswith("(of its logarithm): the other changes took from it.")
+
+
+def test_a_share_hardly_above_100_percent_shows_nothing_of_the_other_changes():
+    # ln 2.1 / ln 2 = 107 %.
+    records = whole()[:5]
+    records[1:] = [
+        rung(f"rung{i}", rate=rate) for i, rate in enumerate((100.0, 210.0, 210.0, 200.0), start=1)
+    ]
+    text = amp_share(ladder_of(*records))
+
+    assert "AMP's share in that gain is 107 % [" in text
+    assert text.endswith("would have taken from it, which is not shown.")
 
 
 def test_where_amp_slows_down_it_has_no_share_in_the_gain():
     records = whole()
     records[2] = rung("rung2", rate=55.0)
 
-    assert amp_share(ladder_of(*records)).endswith(
-        "AMP has no share in that gain, it takes from it."
+    # ln (55 / 110) / ln 3.3 = -0.693 / 1.194 = -58 %.
+    assert "AMP has no share in that gain, it takes from it: −58 % [" in amp_share(
+        ladder_of(*records)
     )
 
 
@@ -247,7 +316,7 @@ def test_where_the_highest_rung_failed_the_whole_gain_is_that_of_the_one_below()
 
     # ln 1.5 / ln 2.2 = 51 %.
     assert "all changes up to twice the batch together give ×2.20" in text
-    assert text.endswith("AMP's share in that gain is 51 % (of its logarithm).")
+    assert "AMP's share in that gain is 51 % [" in text
 
 
 def test_where_amp_failed_there_is_no_share_but_the_reason():
@@ -312,6 +381,42 @@ def test_the_terminal_shows_the_rungs_with_their_factors():
     (compiled,) = [line for line in lines if line.startswith("compiled ")]
     assert "failed" in compiled
     assert "AMP's share in that gain is 51 %" in " ".join(lines)
+
+
+def test_an_undecided_rung_gives_its_reason_in_the_page_and_on_the_terminal():
+    from rich.console import Console
+
+    # 170 after 165: one pair of processes cannot tell ×1.03 from 1.
+    records = whole()
+    records[4] = rung("rung4", rate=170.0)
+    records[4].warnings.append("the clock was changed")
+    section = ladder_section([ladder_of(*records)])
+    assert section is not None
+    told = [(block.kind, block.text) for block in section.blocks if isinstance(block, Paragraph)]
+    console = Console(width=1000, record=True, file=io.StringIO())
+    console.print(render_ladders(records))
+    lines = [*map(str.strip, console.export_text().splitlines())]
+
+    (note,) = [text for kind, text in told if kind == "note" and ", channels-last: " in text]
+    # 170 / 165 = 1.030.
+    assert note.startswith(
+        "torch, channels-last: channels-last ran at 1.030 times the images/s of AMP float16 (95 %"
+    )
+    assert "would settle it" in note
+    assert note.removeprefix("torch, ") in lines
+    assert "channels-last: the clock was changed" in lines
+    assert any(line.startswith("1 process pair cannot show how processes differ") for line in lines)
+
+
+def test_the_warnings_of_a_factor_stand_below_the_ladder_on_the_terminal():
+    from rich.console import Console
+
+    # Three windows a rung, of six that are advised.
+    records = [record.model_copy(update={"windows": record.windows[:4]}) for record in whole()]
+    console = Console(width=1000, record=True, file=io.StringIO())
+    console.print(render_ladders(records))
+
+    assert "only 3 windows an arm in a process pair; 6 or more are advised" in console.export_text()
 
 
 def test_a_study_without_a_ladder_has_no_such_section():

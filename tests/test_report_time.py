@@ -8,7 +8,7 @@ from test_report_causes import arm, live, profile
 
 from harness.records import Record
 from reports import write_report
-from reports.blocks import Table
+from reports.blocks import Paragraph, Table
 from reports.cells import Results, study_cells
 from reports.comparison import comparison_rows
 from reports.time_section import time_section
@@ -77,6 +77,61 @@ def test_a_profiled_step_is_shown_side_by_side_with_quotients():
         ("A kernel ran", "200 ms", "100 ms", "×0.500"),
         ("Kernels or operations", "1,200", "1,200", "×1.00"),
     ]
+
+
+def test_every_arm_that_was_diagnosed_has_a_row_by_its_first_run():
+    # Compute alone AMP runs at 90 / 60 live. Two workers decode 42 images/s.
+    live_input = {"training": {"input": "live"}, "variant": "live", "loader": live(42)}
+    tables = tables_of(
+        arm("fp32", 40, compute=50),
+        arm("amp", 40, compute=100),
+        arm("fp32", 30, compute=60, wait=0.5, **live_input),
+        arm("amp", 30, compute=90, wait=0.6, **live_input),
+        arm("fp32", 30, compute=60, wait=0.5, label="repeat1", **live_input),
+    )
+    limits = {row[0]: (row[4], row[6], row[7], row[8]) for row in tables["What limits each arm"]}
+    assert limits == {
+        "torch-fp32": ("0.0 %", "–", "compute", "–"),
+        "torch-amp": ("0.0 %", "–", "compute", "–"),
+        # 60 / 21 = 2.86 and 90 / 21 = 4.29 workers.
+        "torch-fp32-live": ("50.0 %", "42.0", "input", "3"),
+        "torch-amp-live": ("60.0 %", "42.0", "input", "5"),
+    }
+    fed = {row[0]: row[3].partition(" ")[0] for row in tables["AMP's speedup as trained"]}
+    assert fed == {"torch": "×2.00", "torch-live": "×1.50"}
+
+
+def test_arms_of_other_settings_alone_have_the_section_too():
+    # As in a study of which the main settings were not diagnosed.
+    tables = tables_of(
+        ok_record(), arm("fp32", 40, compute=50, variant="b8"), ok_record(precision="amp")
+    )
+    assert [row[0] for row in tables["What limits each arm"]] == ["torch-fp32-b8"]
+
+
+def test_traces_are_found_where_they_lie():
+    traced = profile(0.4, convolution=0.3).model_copy(update={"trace": "torch-fp32.trace.json.gz"})
+    record = arm("fp32", 40, profile=traced)
+    told = []
+    for study in (study_of("torch-fp32"), None):
+        section = time_section(Results(study=study, cells=study_cells(study, [record])), [])
+        assert section is not None
+        told.append(section.blocks[-1])
+
+    assert told == [
+        Paragraph(text="Traces, in logs within the study's folder: torch-fp32.trace.json.gz."),
+        Paragraph(text="Traces, in the run's folder: torch-fp32.trace.json.gz."),
+    ]
+
+
+def test_a_profiled_step_says_how_many_it_was_taken_from():
+    record = arm("fp32", 40, profile=profile(0.4, convolution=0.3))
+    section = time_section(Results(study=None, cells=study_cells(None, [record])), [])
+
+    assert section is not None
+    texts = [block.text for block in section.blocks if isinstance(block, Paragraph)]
+    # The made profiles are of three steps.
+    assert any("mean of 3 steps in a row" in t and "no interval can be given" in t for t in texts)
 
 
 def test_the_page_draws_the_operations_and_says_why(tmp_path: Path):
