@@ -91,12 +91,11 @@ class Session:
             return
         from rich.console import Console
 
-        from reports import comparison_table, render_console, render_ladders
+        from reports import render_results
+        from reports.cells import read_results
 
         console: Console = Console()
-        rows = comparison_table(None, records)
-        # A ladder has no arms of main settings to put into rows.
-        console.print(render_console(rows) if rows else render_ladders(records))
+        console.print(render_results(read_results(self.directory)))
         console.print(
             f"report: {report_path}" if report_path else f"record: {self.directory}/record.json",
             highlight=False,

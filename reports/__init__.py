@@ -5,7 +5,7 @@ imported where they are used, so that importing this package stays cheap.
 """
 
 from reports.comparison import ArmFigures, ComparisonRow, comparison_table
-from reports.console import render_console, render_ladders
+from reports.console import render_console, render_results
 from reports.pages import ReportFiles, write_report
 
 __all__ = [
@@ -14,6 +14,6 @@ __all__ = [
     "ReportFiles",
     "comparison_table",
     "render_console",
-    "render_ladders",
+    "render_results",
     "write_report",
 ]
