@@ -36,8 +36,8 @@ class Judged:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else a reader must know of the pairs: which do not count, and longer warm-ups."""
-        return (*self.left_out, *(pair.warm_up for pair in self.counted if pair.warm_up))
+        """What else a reader must know of the pairs: pairs or first windows that do not count."""
+        return (*self.left_out, *(pair.cut for pair in self.counted if pair.cut))
 
     @property
     def in_turn(self) -> bool | None:
