@@ -109,7 +109,7 @@ class Speedup:
 
     @property
     def rests_on_prior(self) -> bool:
-        """Whether there are so few pairs that the interval rests on what is assumed of processes."""
+        """Whether so few pairs leave the interval to what is assumed of processes."""
         return len(self.pair_ratios) < PRIOR_MATTERS_BELOW
 
 

@@ -101,7 +101,8 @@ def comparison_rows(
 ) -> list[ComparisonRow]:
     """As :func:`comparison_table`, from cells, and of any one variant of the settings.
 
-    A ratio within ``margin`` of 1 is no difference. Repetitions and further seeds count in images/s and verdict.
+    A ratio within ``margin`` of 1 is no difference. Repetitions and further seeds count in
+    images/s and verdict.
     """
     by_backend: dict[str, list[Cell]] = {}
     for cell in cells:

@@ -30,15 +30,12 @@ _STYLES = {
 _FOLDING = "peak MiB"
 
 
-def render_results(results: Results) -> RenderableType:
-    """The closing table of a study or a run, of every setting that it compares, and the command
-    that would settle what is undecided.
+def render_results(results: Results) -> tuple[RenderableType, str]:
+    """The closing table of a study, of every setting that it compares; and how to settle what is
+    undecided, which is not to be wrapped since it ends in a command. Empty where nothing is.
 
     Text from records is never read as markup, and terminal escapes in it are made visible.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     settings = compared_settings(results)
     rows = comparison_rows(results.cells, margin=results.margin)
     climbed = ladders(results)
@@ -51,8 +48,7 @@ def render_results(results: Results) -> RenderableType:
     else:
         # A ladder has no arms of main settings to put into rows.
         answers, shown = climbed, render_ladders(climbed)
-    command = settling_command(results, answers)
-    return Group(shown, Text(printable(command))) if command else shown
+    return shown, printable(settling_command(results, answers))
 
 
 def render_settings(settings: Sequence[BreakEvenMap]) -> RenderableType:

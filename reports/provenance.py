@@ -181,8 +181,8 @@ def glossary_section(results: Results) -> Section:
          "skipped, no ratio is given."),
         ("verdict", f"pays or slower: the {100 * DECISION_CONFIDENCE:g} % interval of the speedup "
          f"lies wholly above or below 1. no difference: the {100 * DISPLAY_CONFIDENCE:g} % "
-         f"interval lies within ±{100 * results.margin:g} % of 1, the margin of this report (report "
-         "--margin gives another). too noisy: none of these."),
+         f"interval lies within ±{100 * results.margin:g} % of 1, the margin of this report "
+         "(report --margin gives another). too noisy: none of these."),
         ("top-1, top-2", "Share of validation images whose class got the highest, or one of the "
          "two highest, of the network's outputs. Final weights, evaluated in float32."),
         ("loss", "Cross-entropy of the training batch at the step named; where the arms took "

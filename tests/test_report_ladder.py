@@ -304,7 +304,7 @@ def test_the_terminal_shows_the_rungs_with_their_factors():
     records = whole()
     records[6] = without(records[6], "failed", "no compiler")
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(render_results(results_of(*records)))
+    console.print(render_results(results_of(*records))[0])
     lines = console.export_text().splitlines()
 
     amp = next(line for line in lines if line.startswith("AMP float16 "))
