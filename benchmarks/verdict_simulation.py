@@ -11,10 +11,12 @@ in half of the pairs, and slows a window in twenty by 10 to 40 %.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +26,7 @@ from scipy import stats
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.speedup import PairWindows, estimate_speedup
-from harness.verdict import MARGIN, outcome_of
+from harness.verdict import MARGIN, judge, outcome_of
 
 SLOWED = 0.95
 """The known speedup of an arm that must be found slower."""
@@ -215,8 +217,35 @@ def print_scenarios(studies: int, seed: int) -> None:
         )
 
 
+def print_forecasts(studies: int, seed: int) -> None:
+    """Of studies too noisy with a forecast: how many are still, with as many pairs as foreseen."""
+    print("| pairs | process bias | noise | speedup | forecasts | more pairs | still too noisy |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    machines = ((0.005, 0.01), (0.01, 0.05), (0.02, 0.05))
+    for pairs, (process_sd, window_sd), speedup in product((1, 3), machines, (1.0, 1.05)):
+        calm = {} if window_sd > 0.01 else {"drift": 0.03, "step": 0.03}
+        few = Scenario(pairs=pairs, windows=8, process_sd=process_sd, window_sd=window_sd, **calm)
+        rng = np.random.default_rng(seed)
+        more, still = [], 0
+        for _ in range(studies):
+            made = simulate(few, rng, speedup=speedup)
+            foreseen = judge(made).further_pairs
+            if foreseen is None:
+                continue
+            further = dataclasses.replace(few, pairs=foreseen)
+            made += simulate(further, rng, speedup=speedup)
+            more.append(foreseen)
+            still += judge(made).outcome == "too noisy"
+        share = f"{still / len(more):.0%}" if more else "–"
+        print(
+            f"| {pairs} | {process_sd:.1%} | {window_sd:.0%} | {speedup:.2f} | {len(more)} "
+            f"| {median(more) if more else '–'} | {share} |",
+            flush=True,
+        )
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--studies", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
@@ -224,6 +253,8 @@ def main() -> None:
     print_scenarios(arguments.studies, arguments.seed)
     print()
     print_methods(arguments.studies, arguments.seed)
+    print()
+    print_forecasts(arguments.studies, arguments.seed)
 
 
 if __name__ == "__main__":

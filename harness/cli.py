@@ -92,8 +92,15 @@ main.add_command(env)
 
 @main.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-def report(directory: Path) -> None:
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.02,
+    show_default=True,
+    help="A speedup this close to 1 is no difference.",
+)
+def report(directory: Path, margin: float) -> None:
     """Write the report of DIRECTORY anew from its records."""
     from reports import write_report
 
-    click.echo(write_report(directory).html)
+    click.echo(write_report(directory, margin=margin).html)

@@ -107,12 +107,16 @@ class Session:
             return
         from rich.console import Console
 
-        from reports import comparison_table, render_console, render_ladders
+        from reports import comparison_table, read_results, render_console, render_results
 
         console: Console = Console()
-        rows = comparison_table(None, records)
-        # A ladder has no arms of main settings to put into rows.
-        console.print(render_console(rows) if rows else render_ladders(records))
+        if report_path is None:
+            console.print(render_console(comparison_table(None, records)))
+        else:
+            shown, remedy = render_results(read_results(self.directory))
+            console.print(shown)
+            if remedy:
+                console.print(remedy, highlight=False, markup=False, soft_wrap=True)
         console.print(
             f"report: {report_path}" if report_path else f"record: {self.directory}/record.json",
             highlight=False,

@@ -27,8 +27,10 @@ Meant for processes whose bias is 0.5 to 3 %, so that the ratios of pairs differ
 """
 MIN_WINDOWS: Final = 3
 """Matched windows without which a pair says nothing about how windows vary."""
-MIN_PAIRS_MEASURED: Final = 3
-"""Pairs from which on the spread between pairs is estimated rather than assumed."""
+PRIOR_MATTERS_BELOW: Final = 6
+"""Pairs below which the interval rests much on :data:`PROCESS_SD_SCALE`: between scales of 2.5 and
+10 % the deciding one changes by a factor of 2.5 with three pairs and 1.4 with six
+(docs/method.md)."""
 
 _TRIM = 0.2
 _SD_STEPS = 60
@@ -106,9 +108,9 @@ class Speedup:
     """Scale of the prior of :attr:`process_sd`."""
 
     @property
-    def process_sd_measured(self) -> bool:
-        """Whether there were pairs enough to estimate :attr:`process_sd` and not assume it."""
-        return len(self.pair_ratios) >= MIN_PAIRS_MEASURED
+    def rests_on_prior(self) -> bool:
+        """Whether so few pairs leave the interval to what is assumed of processes."""
+        return len(self.pair_ratios) < PRIOR_MATTERS_BELOW
 
 
 def estimate_speedup(

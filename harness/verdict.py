@@ -28,6 +28,7 @@ MAX_PAIRS: Final = 64
 """Pairs beyond which no forecast is made."""
 
 _FEW_WINDOWS = 6
+_PAIRS_THAT_SPREAD = 3  # of two, the spread is one difference
 _UNSTABLE_SPREAD = 0.10  # as pyperf: standard deviation over mean
 
 
@@ -50,6 +51,11 @@ class Verdict:
     """Process pairs still needed to leave ``too noisy``; None where no forecast is made."""
     further_time_s: float | None
     """Wall seconds that these would take, from the time of the pairs so far."""
+    settling_repeats: int | None
+    """Process pairs in all, those so far included: what ``--repeats`` is to be given; None where
+    no forecast is made."""
+    remedy: str | None
+    """What would settle ``too noisy``, in words, as a part of :attr:`reason`; else None."""
     assumption: str | None
     """What stands in for the variation between processes where the study is too small to show it.
     """
@@ -84,6 +90,8 @@ def judge(
     whole = [pair for pair in pairs if pair.matched >= MIN_WINDOWS]
     speedup = None
     further = None
+    remedy = None
+    pair_time_s = _pair_time_s(pairs)
     if unavailable is None:
         unavailable = _no_ratio(pairs, whole, names)
     if unavailable is not None:
@@ -95,9 +103,10 @@ def judge(
     else:
         speedup = estimate_speedup(whole)
         outcome = outcome_of(speedup, margin)
-        further = _further_pairs(speedup, margin) if outcome == "too noisy" else None
-        reason = _reason(outcome, speedup, margin, names, further, _pair_time_s(pairs))
-    pair_time_s = _pair_time_s(pairs)
+        if outcome == "too noisy":
+            further = _further_pairs(speedup, margin)
+            remedy = _remedy(further, len(pairs), pair_time_s)
+        reason = _reason(outcome, speedup, margin, names, remedy)
     return Verdict(
         outcome=outcome,
         reason=reason,
@@ -107,6 +116,8 @@ def judge(
         candidate_images_per_s=_median(pair.candidate_images_per_s for pair in pairs),
         further_pairs=further,
         further_time_s=None if further is None or pair_time_s is None else further * pair_time_s,
+        settling_repeats=None if further is None else len(pairs) + further,
+        remedy=remedy,
         assumption=_assumption(speedup),
         differences=tuple(differences),
         warnings=tuple(_warnings(pairs, whole, names)),
@@ -157,8 +168,7 @@ def _reason(
     speedup: Speedup,
     margin: float,
     names: tuple[str, str],
-    further: int | None,
-    pair_time_s: float | None,
+    remedy: str | None,
 ) -> str:
     baseline, candidate = names
     pairs = len(speedup.pair_ratios)
@@ -173,23 +183,30 @@ def _reason(
     if outcome != "too noisy":
         side = "above" if outcome == "pays" else "below"
         return f"{measured}, and the {decisive} that decides lies wholly {side} 1."
-    if further is None:
-        remedy = f"even {MAX_PAIRS} process pairs would not settle it: give each more windows"
-    else:
-        time = "" if pair_time_s is None else f", {_duration(further * pair_time_s)},"
-        remedy = f"about {_count(further, 'more process pair')}{time} would settle it"
     return (
         f"{measured}, but the {decisive} that decides contains 1 and the other reaches beyond "
         f"±{margin * 100:g} %; {remedy}."
     )
 
 
+def _remedy(further: int | None, pairs: int, pair_time_s: float | None) -> str:
+    if further is None:
+        return f"even {MAX_PAIRS} process pairs would not settle it: give each more windows"
+    time = "" if pair_time_s is None else f", {_duration(further * pair_time_s)},"
+    return (
+        f"about {_count(further, 'more process pair')}{time} would settle it "
+        f"(--repeats {pairs + further})"
+    )
+
+
 def _assumption(speedup: Speedup | None) -> str | None:
-    if speedup is None or speedup.process_sd_measured:
+    if speedup is None or not speedup.rests_on_prior:
         return None
     scale = speedup.process_sd_scale
+    pairs = len(speedup.pair_ratios)
+    show = "cannot" if pairs < _PAIRS_THAT_SPREAD else "can hardly"
     return (
-        f"{_count(len(speedup.pair_ratios), 'process pair')} cannot show how processes differ; "
+        f"{_count(pairs, 'process pair')} {show} show how processes differ; "
         f"the interval assumes that their ratios differ by a standard deviation of less than "
         f"{0.674 * scale * 100:.1f} % as likely as more, and of less than "
         f"{1.960 * scale * 100:.1f} % with 95 % probability."

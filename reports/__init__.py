@@ -4,8 +4,9 @@ Reads records only. The libraries that draw and compute (pandas, altair, scipy, 
 imported where they are used, so that importing this package stays cheap.
 """
 
+from reports.cells import read_results
 from reports.comparison import ArmFigures, ComparisonRow, comparison_table
-from reports.console import render_console, render_ladders
+from reports.console import render_console, render_results
 from reports.pages import ReportFiles, write_report
 
 __all__ = [
@@ -13,7 +14,8 @@ __all__ = [
     "ComparisonRow",
     "ReportFiles",
     "comparison_table",
+    "read_results",
     "render_console",
-    "render_ladders",
+    "render_results",
     "write_report",
 ]

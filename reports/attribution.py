@@ -123,7 +123,7 @@ def ladders(results: Results) -> list[Ladder]:
         if cell.variant in RUNGS:
             rungs = by_backend.setdefault(cell.backend, {})
             rungs.setdefault(cell.variant, {})[cell.label] = cell
-    return [_ladder(backend, rungs) for backend, rungs in by_backend.items()]
+    return [_ladder(backend, rungs, results.margin) for backend, rungs in by_backend.items()]
 
 
 def share_of(own: Speedup, whole: Speedup) -> Share | None:
@@ -181,7 +181,7 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %".replace("-", "−")
 
 
-def _ladder(backend: str, rungs: Mapping[str, Mapping[str, Cell]]) -> Ladder:
+def _ladder(backend: str, rungs: Mapping[str, Mapping[str, Cell]], margin: float) -> Ladder:
     measured = [
         variant for variant, cells in rungs.items() if "" in cells and cells[""].status == "ok"
     ]
@@ -191,13 +191,13 @@ def _ladder(backend: str, rungs: Mapping[str, Mapping[str, Cell]]) -> Ladder:
     return Ladder(
         backend=backend,
         rungs=tuple(
-            _result(rung, rungs, below=_below(rung, measured, dtype))
+            _result(rung, rungs, below=_below(rung, measured, dtype), margin=margin)
             for rung in LADDER
             if rung.variant in rungs
         ),
         amp=amp,
         amp_below=amp_below,
-        judged=_judge(amp, amp_below, rungs, ("precision",)),
+        judged=_judge(amp, amp_below, rungs, ("precision",), margin),
     )
 
 
@@ -218,7 +218,7 @@ def _below(rung: Rung, measured: list[str], dtype: str) -> Rung | None:
 
 
 def _result(
-    rung: Rung, rungs: Mapping[str, Mapping[str, Cell]], *, below: Rung | None
+    rung: Rung, rungs: Mapping[str, Mapping[str, Cell]], *, below: Rung | None, margin: float
 ) -> RungResult:
     cells = rungs[rung.variant]
     first = cells.get("")
@@ -237,8 +237,10 @@ def _result(
         reason=None if first is None else first.reason,
         images_per_s=median(rates) if rates else None,
         below=below,
-        gain=None if below is None else _judge(rung, below, rungs, (_CHANGES[rung.variant],)),
-        total=None if below is None else _judge(rung, STRICT, rungs, changed),
+        gain=None
+        if below is None
+        else _judge(rung, below, rungs, (_CHANGES[rung.variant],), margin),
+        total=None if below is None else _judge(rung, STRICT, rungs, changed, margin),
         warnings=() if first is None or first.record is None else tuple(first.record.warnings),
     )
 
@@ -248,6 +250,7 @@ def _judge(
     below: Rung,
     rungs: Mapping[str, Mapping[str, Cell]],
     factors: tuple[Factor, ...],
+    margin: float,
 ) -> Judged:
     a, b = rungs.get(below.variant, {}), rungs.get(rung.variant, {})
     labels = {label: (a.get(label), b.get(label)) for label in dict.fromkeys([*a, *b])}
@@ -255,8 +258,9 @@ def _judge(
     names = (below.title, rung.title)
     if len(factors) == 1 and _unchanged(main, factors):
         reason = f"{rung.title} changes nothing here: {below.title} ran with the same settings."
-        return Judged(verdict=judge([], unavailable=reason, names=names), pairs=(), left_out=())
-    return judge_pairs(main, labels, names=names, factor=factors)
+        verdict = judge([], unavailable=reason, names=names, margin=margin)
+        return Judged(verdict=verdict, pairs=(), left_out=())
+    return judge_pairs(main, labels, names=names, factor=factors, margin=margin)
 
 
 def _unchanged(cells: Iterable[Cell | None], factors: tuple[Factor, ...]) -> bool:

@@ -116,6 +116,8 @@ class Page:
     """What stands in for what the study was too small to measure."""
     warnings: tuple[str, ...]
     rows: tuple[ComparisonRow, ...]
+    settings: str = ""
+    """Those of :attr:`rows` and :attr:`cards`, where the study has others too; else empty."""
     sections: tuple[Section, ...]
     footer: str
 

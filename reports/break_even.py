@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from reports.attribution import RUNGS
 from reports.causes import NOT_DETERMINED, causes
@@ -12,7 +12,17 @@ from reports.cells import Cell, Results
 from reports.comparison import ComparisonRow, comparison_rows
 from reports.formats import UNKNOWN, listed
 
-Region = Literal["pays", "slower", "undecided", "no result"]
+Region = Literal["pays", "slower", "no difference", "undecided", "no result"]
+
+_IN_WORDS: Final[Mapping[Region, str]] = {
+    "pays": "pays at {}",
+    "slower": "is slower at {}",
+    "no difference": "makes no difference at {}",
+    "undecided": "is not shown to pay at {} (undecided)",
+    "no result": "has no result at {}",
+}
+_MOST_SENTENCES: Final = 6
+"""Break-evens that are told one by one; of more, only how many settings fall into each region."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +37,21 @@ class MapCell:
     row: ComparisonRow
 
     @property
+    def name(self) -> str:
+        """Batch size × image size."""
+        return f"{self.batch_size} × {self.image_size} px"
+
+    @property
+    def verdict(self) -> str:
+        """The verdict's word, and what would settle it where it is too noisy."""
+        verdict = self.row.verdict
+        return f"{verdict.outcome}: {verdict.remedy}" if verdict.remedy else verdict.outcome
+
+    @property
     def region(self) -> Region:
-        """``pays`` and ``slower`` where the deciding interval lies wholly on one side of 1."""
+        """The verdict's word; ``undecided`` where the windows or pairs are too few for one."""
         outcome = self.row.verdict.outcome
-        if outcome in ("pays", "slower"):
+        if outcome in ("pays", "slower", "no difference"):
             return outcome
         return "undecided" if self.row.verdict.speedup is not None else "no result"
 
@@ -53,7 +74,7 @@ class MapCell:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenMap:
-    """The cells of a backend that share everything but batch size and image size."""
+    """The cells of a backend that share everything but batch size and image size; one or more."""
 
     backend: str
     apart: str
@@ -67,9 +88,9 @@ class BreakEvenMap:
         return f"{self.backend}, {self.apart}" if self.apart else self.backend
 
     def break_even(self) -> list[str]:
-        """A sentence for each image size: at which batch sizes AMP pays."""
+        """A sentence for each image size: what was found at each of the batch sizes measured."""
         return [
-            f"at {image_size} px AMP pays {_where(self._at(image_size))}"
+            f"at {image_size} px AMP {_found(self._at(image_size))}"
             for image_size in dict.fromkeys(cell.image_size for cell in self.cells)
         ]
 
@@ -83,7 +104,7 @@ def compared_cells(results: Results) -> dict[tuple[str, str, str], list[MapCell]
     for variant in dict.fromkeys(cell.variant for cell in results.cells):
         if variant in RUNGS:
             continue
-        for row in comparison_rows(results.cells, variant):
+        for row in comparison_rows(results.cells, variant, margin=results.margin):
             of_row = [c for c in results.cells if (c.backend, c.variant) == (row.backend, variant)]
             place = _place(results, of_row)
             if place is not None:
@@ -100,33 +121,82 @@ def compared_cells(results: Results) -> dict[tuple[str, str, str], list[MapCell]
 
 def break_even_maps(results: Results) -> list[BreakEvenMap]:
     """The maps of a study: backends with two batch sizes or two image sizes at least."""
-    maps = {
-        key: cells
-        for key, cells in compared_cells(results).items()
-        if len({c.batch_size for c in cells}) > 1 or len({c.image_size for c in cells}) > 1
-    }
-    several = len({key[1:] for key in maps}) > 1
+    return _maps(
+        {
+            key: cells
+            for key, cells in compared_cells(results).items()
+            if len({c.batch_size for c in cells}) > 1 or len({c.image_size for c in cells}) > 1
+        }
+    )
+
+
+def compared_settings(results: Results) -> list[BreakEvenMap]:
+    """All cells of a study of several settings (sizes, models or inputs); empty for one setting."""
+    groups = compared_cells(results)
+    several = any(cell.variant for cells in groups.values() for cell in cells)
+    return _maps(groups) if several else []
+
+
+def main_settings(settings: Sequence[BreakEvenMap]) -> str:
+    """Which of several settings the tables of single arms show; empty without several."""
+    return next(
+        (
+            ", ".join(filter(None, (found.apart, cell.name)))
+            for found in settings
+            for cell in found.cells
+            if not cell.variant
+        ),
+        "",
+    )
+
+
+def settings_headline(settings: Sequence[BreakEvenMap]) -> str:
+    """What was found at all of several settings; of many, at how many of them."""
+    told = [f"{found.name}: {'; '.join(found.break_even())}." for found in settings]
+    if sum(len(found.break_even()) for found in settings) <= _MOST_SENTENCES:
+        return " ".join(told)
+    backends: dict[str, list[MapCell]] = {}
+    for found in settings:
+        backends.setdefault(found.backend, []).extend(found.cells)
+    return " ".join(
+        f"{backend}: of {len(cells)} settings AMP {_counted(cells)}."
+        for backend, cells in backends.items()
+    )
+
+
+def _maps(groups: Mapping[tuple[str, str, str], Sequence[MapCell]]) -> list[BreakEvenMap]:
+    several = len({key[1:] for key in groups}) > 1
     return [
         BreakEvenMap(
             backend=backend,
             apart=", ".join(filter(None, (model, read))) if several else "",
             cells=tuple(cells),
         )
-        for (backend, model, read), cells in maps.items()
+        for (backend, model, read), cells in groups.items()
     ]
 
 
-def _where(cells: list[MapCell]) -> str:
-    """Of cells by batch size: the batch sizes at which AMP pays, in words."""
-    paying = [cell.batch_size for cell in cells if cell.region == "pays"]
-    sizes = [cell.batch_size for cell in cells]
-    if not paying:
-        return "at none of the batch sizes"
-    if len(sizes) > 1 and paying == sizes:
-        return f"at all batch sizes, {sizes[0]} to {sizes[-1]}"
-    if len(paying) > 1 and paying == sizes[-len(paying) :]:
-        return f"from batch size {paying[0]} on"
-    return f"at batch size {listed([str(size) for size in paying])}"
+def _found(cells: Sequence[MapCell]) -> str:
+    """Of cells by batch size: what AMP does at each, in words. Nothing between or beyond them."""
+    regions = _by_region(cells).items()
+    return listed([_IN_WORDS[region].format(_sizes(some)) for region, some in regions])
+
+
+def _counted(cells: Sequence[MapCell]) -> str:
+    regions = _by_region(cells).items()
+    return listed([_IN_WORDS[region].format(len(some)) for region, some in regions])
+
+
+def _by_region(cells: Sequence[MapCell]) -> dict[Region, list[MapCell]]:
+    found: dict[Region, list[MapCell]] = {
+        region: [cell for cell in cells if cell.region == region] for region in _IN_WORDS
+    }
+    return {region: some for region, some in found.items() if some}
+
+
+def _sizes(cells: Sequence[MapCell]) -> str:
+    plural = "s" if len(cells) > 1 else ""
+    return f"batch size{plural} {listed([str(cell.batch_size) for cell in cells])}"
 
 
 def _place(results: Results, cells: Iterable[Cell]) -> tuple[str, str, int, int] | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.max_batch_result import MaxBatchStudy, read_max_batch
 from harness.record_files import UnreadableRecord, read_record, read_study
 from harness.records import Record, Study
+from harness.verdict import MARGIN
 
 NOT_RUN_YET = "not run yet"
 LEFT_OUT = "left out"
@@ -65,6 +66,10 @@ class Results:
     """In planned order, then those that no plan names."""
     max_batch: MaxBatchStudy | None = None
     """The largest batches, where ``max-batch`` left its result in the same folder."""
+    margin: float = MARGIN
+    """Of a ratio about 1, no unit: smaller differences do not matter to the reader."""
+    directory: Path = Path("DIR")
+    """Where they were read from, as it was given, for the commands that go on from here."""
 
     @property
     def records(self) -> list[Record]:
@@ -90,10 +95,11 @@ class Results:
         ]
 
 
-def read_results(directory: Path) -> Results:
+def read_results(directory: Path, *, margin: float = MARGIN) -> Results:
     """Read ``study.json`` and ``records/*.json``, or else the ``record.json`` of a single run.
 
-    A record that cannot be read becomes an ``unreadable`` cell with its reason.
+    A record that cannot be read becomes an ``unreadable`` cell with its reason. ``margin`` is that
+    of all verdicts on them.
 
     Raises:
         UnreadableRecord: the folder holds neither file, or ``study.json`` (or the single record)
@@ -104,10 +110,18 @@ def read_results(directory: Path) -> Results:
         study = read_study(directory / "study.json")
         records, unreadable = _read_records(directory / "records")
         cells = study_cells(study, records, unreadable)
-        return Results(study=study, cells=cells, max_batch=max_batch)
+        return Results(
+            study=study, cells=cells, max_batch=max_batch, margin=margin, directory=directory
+        )
     if (directory / "record.json").exists():
         record = read_record(directory / "record.json")
-        return Results(study=None, cells=study_cells(None, [record]), max_batch=max_batch)
+        return Results(
+            study=None,
+            cells=study_cells(None, [record]),
+            max_batch=max_batch,
+            margin=margin,
+            directory=directory,
+        )
     raise UnreadableRecord(
         f"{directory}: no study.json and no record.json in it; "
         "give the folder that a comparison or a run wrote"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from harness.records import Record, Study
-from harness.verdict import Verdict
+from harness.verdict import MARGIN, Verdict
 from reports.cells import Cell, study_cells
 from reports.fairness import Difference, differences
 from reports.formats import precision as precision_name
@@ -96,10 +96,13 @@ def comparison_table(
     return comparison_rows(study_cells(study, records, unreadable))
 
 
-def comparison_rows(cells: Iterable[Cell], variant: str = "") -> list[ComparisonRow]:
+def comparison_rows(
+    cells: Iterable[Cell], variant: str = "", *, margin: float = MARGIN
+) -> list[ComparisonRow]:
     """As :func:`comparison_table`, from cells, and of any one variant of the settings.
 
-    Repetitions and further seeds count in images/s and verdict.
+    A ratio within ``margin`` of 1 is no difference. Repetitions and further seeds count in
+    images/s and verdict.
     """
     by_backend: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -107,21 +110,24 @@ def comparison_rows(cells: Iterable[Cell], variant: str = "") -> list[Comparison
             by_backend.setdefault(cell.backend, []).append(cell)
     labelled = {backend: by_label(of_it) for backend, of_it in by_backend.items()}
     return [
-        _row(backend, labels.pop(""), labels)
+        _row(backend, labels.pop(""), labels, margin)
         for backend, labels in labelled.items()
         if "" in labels
     ]
 
 
 def _row(
-    backend: str, arms: Mapping[str, Cell], further: Mapping[str, Mapping[str, Cell]]
+    backend: str,
+    arms: Mapping[str, Cell],
+    further: Mapping[str, Mapping[str, Cell]],
+    margin: float,
 ) -> ComparisonRow:
     records = {name: cell.record for name, cell in arms.items() if cell.record is not None}
     lengths = [len(record.steps.loss) for record in records.values() if record.steps.loss]
     loss_step = min(lengths, default=None)
     measured = all(record.training is not None for record in records.values())
     both = len(records) == 2 and measured
-    judged = judge_arms(arms, further)
+    judged = judge_arms(arms, further, margin=margin)
     paired = [pair.windows for pair in judged.counted]
     fp32_rates = [rate for pair in paired for rate in pair.baseline_images_per_s]
     amp_rates = [rate for pair in paired for rate in pair.candidate_images_per_s]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from harness.records import Record
 from reports import formats
-from reports.attribution import amp_share, ladders
+from reports.attribution import Ladder, amp_share, ladders
+from reports.break_even import BreakEvenMap, compared_settings, settings_headline
 from reports.causes import explain
-from reports.cells import Results, study_cells
-from reports.comparison import ArmFigures, ComparisonRow
-from reports.findings import assumptions
+from reports.cells import Results
+from reports.comparison import ArmFigures, ComparisonRow, comparison_rows
+from reports.findings import Answer, assumptions, settling_command
 from reports.formats import printable
 from reports.ladder_section import rung_doubts, rung_notes
 
@@ -29,6 +29,67 @@ _STYLES = {
 
 # Where the terminal is narrow this column gives way, by folding.
 _FOLDING = "peak MiB"
+
+
+def render_results(results: Results) -> tuple[RenderableType, str]:
+    """The closing table of a study, of every setting that it compares; and how to settle what is
+    undecided, which is not to be wrapped since it ends in a command. Empty where nothing is.
+
+    Text from records is never read as markup, and terminal escapes in it are made visible.
+    """
+    settings = compared_settings(results)
+    rows = comparison_rows(results.cells, margin=results.margin)
+    climbed = ladders(results)
+    answers: Sequence[Answer]
+    if settings:
+        answers = [cell.row for found in settings for cell in found.cells]
+        shown = render_settings(settings)
+    elif rows:
+        answers, shown = rows, render_console(rows)
+    else:
+        # A ladder has no arms of main settings to put into rows.
+        answers, shown = climbed, render_ladders(climbed)
+    return shown, printable(settling_command(results, answers))
+
+
+def render_settings(settings: Sequence[BreakEvenMap]) -> RenderableType:
+    """A line for each setting of each backend, then what was found and what to know of it."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("settings", "fp32 images/s", "AMP", "speedup", "verdict"):
+        flush = "left" if heading in ("settings", "speedup", "verdict") else "right"
+        table.add_column(heading, justify=flush, overflow="fold")
+    notes: list[Text] = []
+    for found in settings:
+        for cell in found.cells:
+            row, name = cell.row, f"{found.name} {cell.name}"
+            table.add_row(
+                Text(printable(name)),
+                formats.number(row.fp32.images_per_s),
+                formats.number(row.amp.images_per_s),
+                Text(formats.gain(row.verdict.speedup)),
+                Text(row.verdict.outcome),
+            )
+            notes += [
+                Text.assemble((f"{printable(name)}: ", "bold"), printable(note))
+                for note in (
+                    *([row.verdict.reason] if row.verdict.speedup is None else []),
+                    *([row.verdict.remedy] if row.verdict.remedy else []),
+                    *row.verdict.warnings,
+                    *row.warnings,
+                    *row.notes,
+                )
+            ]
+    assumed = assumptions([cell.row for found in settings for cell in found.cells])
+    return Group(
+        table,
+        Text(printable(settings_headline(settings))),
+        *notes,
+        *([Text(printable(assumed), style="dim")] if assumed else []),
+    )
 
 
 def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
@@ -69,7 +130,7 @@ def render_console(rows: Sequence[ComparisonRow]) -> RenderableType:
     return Group(table, *notes, *([Text(printable(assumed), style="dim")] if assumed else []))
 
 
-def render_ladders(records: Iterable[Record]) -> RenderableType:
+def render_ladders(climbed: Sequence[Ladder]) -> RenderableType:
     """For the rungs of ladders: a line each, AMP's own share, and notes.
 
     As :func:`render_console`.
@@ -79,8 +140,7 @@ def render_ladders(records: Iterable[Record]) -> RenderableType:
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    found = ladders(Results(study=None, cells=study_cells(None, records)))
-    for ladder in found:
+    for ladder in climbed:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         headings = (ladder.backend, "images/s", "factor", "verdict", "over strict fp32", "status")
         for heading in headings:
@@ -101,7 +161,7 @@ def render_ladders(records: Iterable[Record]) -> RenderableType:
         warned = [f"{r.rung.title}: {text}" for r in ladder.rungs for text in r.warnings]
         notes = (*rung_notes(ladder), *rung_doubts(ladder), *warned)
         parts += [Text(printable(note)) for note in notes]
-    assumed = assumptions(found)
+    assumed = assumptions(climbed)
     return Group(*parts, *([Text(printable(assumed), style="dim")] if assumed else []))
 
 

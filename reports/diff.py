@@ -15,7 +15,7 @@ from reports.cells import NOT_RUN_YET, Cell, Results
 from reports.comparison import ComparisonRow, comparison_rows, peak_of
 from reports.fairness import Difference, confounding, differences
 from reports.judged import gap_of
-from reports.speedup import window_rates
+from reports.speedup import steady_rates
 
 Outcome = Literal["slower", "faster", "unchanged", "not settled", "confounded", "not comparable"]
 
@@ -42,7 +42,7 @@ class ArmChange:
     outcome: Outcome
     """Of images/s."""
     images_per_s: Sides
-    """Medians over the windows of all processes."""
+    """Medians over the windows of all processes, each from its first steady one on."""
     change: Change | None
     """Of images/s; shown where it is confounded, too."""
     speedups: Sides
@@ -146,7 +146,7 @@ def _change(
         # A run that ended before its first step has no settings in force, which is no difference.
         found = differences(a, b, factor="version")
     confounded = confounding(found) or list(moved)
-    rates = [[window_rates(r) for r in _ok(cells)] for cells in (before, after)]
+    rates = [[steady_rates(r) for r in _ok(cells)] for cells in (before, after)]
     change = change_of_rate(*rates)
     was, now = (row.verdict.speedup if row else None for row in (row_before, row_after))
     speedup = change_of_speedup(was, now) if was is not None and now is not None else None

@@ -114,4 +114,4 @@ def judge_fed(judged: Judged) -> Verdict:
     measured = [pair.windows for pair in pairs if pair.windows.matched]
     if not measured:
         return judge([], unavailable="No steps on a resident batch were measured.")
-    return judge(measured)
+    return judge(measured, margin=judged.verdict.margin)

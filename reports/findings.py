@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from harness.speedup import MIN_PAIRS_MEASURED
+from harness.speedup import Speedup
 from harness.verdict import Verdict
 from reports import formats
 from reports.blocks import Card
@@ -21,7 +22,7 @@ _IN_WORDS = {
     "no difference": "makes no difference in {}",
 }
 _WITHOUT_AN_ANSWER = {
-    "too noisy": "the windows are too noisy to tell in {}",
+    "too noisy": "not settled in {}",
     "unavailable": "no comparison could be made in {}",
     "confounded": "the arms differ in more than precision in {}",
 }
@@ -41,14 +42,14 @@ class Answer(Protocol):
     def verdict(self) -> Verdict: ...
 
 
-def card(row: ComparisonRow, gap: str | None = None) -> Card:
+def card(row: ComparisonRow, gap: str | None = None, settings: str = "") -> Card:
     """What was measured for a backend, why it is so where that was measured, and main figures.
 
-    ``gap`` is AMP's gap to float32, in words.
+    ``gap`` is AMP's gap to float32, in words; ``settings`` those of the row, where there are more.
     """
     verdict = row.verdict
     return Card(
-        backend=row.backend,
+        backend=", ".join(filter(None, (row.backend, settings))),
         kind=verdict.outcome,
         ratio=formats.times(verdict.speedup),
         interval=formats.bounds(verdict.speedup),
@@ -63,9 +64,11 @@ def headline(answers: Sequence[Answer]) -> str:
         return "No fp32 or AMP arm has been planned or run."
     backends: dict[str, list[str]] = {}
     for answer in answers:
-        found = causes(answer.judged)
-        why = f" ({found[0].short})" if found else ""
-        backends.setdefault(answer.verdict.outcome, []).append(f"{answer.backend}{why}")
+        why = [cause.short for cause in causes(answer.judged)[:1]]
+        if answer.verdict.outcome == "too noisy" and answer.verdict.speedup is not None:
+            why.insert(0, _unsettled_by(answer.verdict.speedup))
+        told = f" ({'; '.join(why)})" if why else ""
+        backends.setdefault(answer.verdict.outcome, []).append(f"{answer.backend}{told}")
 
     def said(words: Mapping[str, str]) -> list[str]:
         return [
@@ -80,12 +83,40 @@ def headline(answers: Sequence[Answer]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
+def _unsettled_by(speedup: Speedup) -> str:
+    """Which of the two spreads makes most of the interval: of windows, or of processes."""
+    of_windows = speedup.window_sd**2 / speedup.windows
+    of_processes = speedup.process_sd**2 / len(speedup.pair_ratios)
+    return "noisy windows" if of_windows > of_processes else "too few process pairs"
+
+
+def settling_command(results: Results, answers: Sequence[Answer]) -> str:
+    """The command that measures the process pairs which would settle what is undecided, if any."""
+    # A pair that does not count was a repetition all the same.
+    needed = [
+        (answer.backend, answer.verdict.settling_repeats + len(answer.judged.left_out))
+        for answer in answers
+        if answer.verdict.settling_repeats is not None
+    ]
+    if results.study is None or not needed:
+        return ""
+    backends = formats.listed([*dict.fromkeys(backend for backend, _ in needed)])
+    folder = shlex.quote(str(results.directory))
+    return (
+        f"More process pairs would settle what is undecided in {backends}: "
+        f"python -m harness compare --resume {folder} --repeats "
+        f"{max(repeats for _, repeats in needed)}"
+    )
+
+
 def assumptions(answers: Sequence[Answer]) -> str:
     """What stands in for the spread of processes where there were too few pairs to show it."""
     backends: dict[str, list[str]] = {}
     for answer in answers:
         if answer.verdict.assumption is not None:
-            backends.setdefault(answer.verdict.assumption, []).append(answer.backend)
+            names = backends.setdefault(answer.verdict.assumption, [])
+            if answer.backend not in names:
+                names.append(answer.backend)
     if len(backends) < 2:
         return "".join(backends)
     return " ".join(f"{formats.listed(names)}: {text}" for text, names in backends.items())
@@ -117,13 +148,13 @@ def _few_pairs(results: Results, answers: Sequence[Answer]) -> str:
     few = [
         f"{answer.backend} {len(answer.judged.counted)}"
         for answer in answers
-        if answer.backend in shortened and 0 < len(answer.judged.counted) < MIN_PAIRS_MEASURED
+        if answer.backend in shortened and answer.judged.counted
     ]
     if budget_s is None or not few:
         return ""
     return (
-        f"The budget of {budget_s:,.0f} s left time for fewer than {MIN_PAIRS_MEASURED} process "
-        f"pairs ({formats.listed(few)}), from which on their spread is measured. "
+        f"The budget of {budget_s:,.0f} s left time for fewer process pairs than were planned "
+        f"({formats.listed(few)}). "
     )
 
 

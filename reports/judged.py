@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.records import Record
-from harness.verdict import Verdict, judge
+from harness.verdict import MARGIN, Verdict, judge
 from reports.cells import LEFT_OUT, Cell
 from reports.fairness import Factor, confounding, differences
 from reports.formats import precision as precision_name
@@ -36,8 +36,8 @@ class Judged:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else a reader must know of the pairs: which do not count, and longer warm-ups."""
-        return (*self.left_out, *(pair.warm_up for pair in self.counted if pair.warm_up))
+        """What else a reader must know of the pairs: pairs or first windows that do not count."""
+        return (*self.left_out, *(pair.cut for pair in self.counted if pair.cut))
 
     @property
     def in_turn(self) -> bool | None:
@@ -60,11 +60,17 @@ def by_label(cells: Iterable[Cell]) -> dict[str, dict[str, Cell]]:
     return labels
 
 
-def judge_arms(arms: Mapping[str, Cell], further: Mapping[str, Mapping[str, Cell]]) -> Judged:
+def judge_arms(
+    arms: Mapping[str, Cell],
+    further: Mapping[str, Mapping[str, Cell]],
+    *,
+    margin: float = MARGIN,
+) -> Judged:
     """Judge the cells ``fp32`` and ``amp`` of a backend; as :func:`judge_pairs`."""
     return judge_pairs(
         (arms.get("fp32"), arms.get("amp")),
         {label: (cells.get("fp32"), cells.get("amp")) for label, cells in further.items()},
+        margin=margin,
     )
 
 
@@ -74,6 +80,7 @@ def judge_pairs(
     *,
     names: tuple[str, str] = ("fp32", "AMP"),
     factor: Factor | tuple[Factor, ...] = "precision",
+    margin: float = MARGIN,
 ) -> Judged:
     """Judge two arms.
 
@@ -82,14 +89,15 @@ def judge_pairs(
         further: label → the same of repetitions and further seeds, which count as further pairs.
         names: of baseline and candidate, for the sentences.
         factor: in what the two may differ.
+        margin: of a ratio about 1 that does not matter.
     """
     records = _records(main, names)
     if isinstance(records, str):
-        verdict = judge([], unavailable=records, names=names)
+        verdict = judge([], unavailable=records, names=names, margin=margin)
         return Judged(verdict=verdict, pairs=(), left_out=())
     pairs, left_out = [process_pair(*records)], []
     if differing := confounding(differences(*records, factor=factor)):
-        verdict = judge([pairs[0].windows], differences=differing, names=names)
+        verdict = judge([pairs[0].windows], differences=differing, names=names, margin=margin)
         return Judged(verdict=verdict, pairs=tuple(pairs), left_out=())
     for label, arms in further.items():
         if all(cell is not None and cell.status == LEFT_OUT for cell in arms):
@@ -100,7 +108,7 @@ def judge_pairs(
             left_out.append(f"the pair {label} does not count: {reason}")
         else:
             pairs.append(process_pair(*found))
-    verdict = judge([pair.windows for pair in pairs], names=names)
+    verdict = judge([pair.windows for pair in pairs], names=names, margin=margin)
     verdict = with_pair_warnings(verdict, pairs)
     return Judged(verdict=verdict, pairs=tuple(pairs), left_out=tuple(left_out))
 

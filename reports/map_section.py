@@ -13,9 +13,12 @@ from reports.speedup_charts import REGION_COLOURS, map_chart
 
 _HOW: Final = (
     "Each cell is a comparison of its own, fp32 and AMP in turn. AMP pays, or is slower, where the "
-    "99.5 % interval of its speedup lies wholly above, or below, 1; elsewhere the map is "
-    "undecided. A diagnosis is told only with the measurement that supports it."
+    "99.5 % interval of its speedup lies wholly above, or below, 1, and makes no difference where "
+    "the 95 % interval lies within the margin; elsewhere the map is undecided. Nothing is said of "
+    "sizes between or beyond those measured. A diagnosis is told only with the measurement that "
+    "supports it."
 )
+_MARKS: Final = {"no difference": " =", "undecided": " ?"}
 
 
 def map_section(maps: Sequence[BreakEvenMap]) -> Section | None:
@@ -27,8 +30,8 @@ def map_section(maps: Sequence[BreakEvenMap]) -> Section | None:
         blocks.append(Paragraph(text=f"{found.name}: {'; '.join(found.break_even())}."))
     caption = (
         "AMP's speedup over batch size and image size. The colour tells the region, its strength "
-        "how far the speedup is from 1 (full at a factor of 2); a frame marks where AMP pays, and "
-        "a question mark what is undecided."
+        "how far the speedup is from 1 (full at a factor of 2); a frame marks where AMP pays, an "
+        "equals sign where it makes no difference, and a question mark what is undecided."
     )
     blocks.append(Figure(caption=caption, charts=tuple(_chart(found) for found in maps)))
     for found in maps:
@@ -36,7 +39,7 @@ def map_section(maps: Sequence[BreakEvenMap]) -> Section | None:
         blocks += [
             Paragraph(text=f"{found.name}, {text}", kind="warning")
             for text in by_text(
-                (_name(cell), warning)
+                (cell.name, warning)
                 for cell in found.cells
                 # Those of the main settings stand at the head of the page.
                 if cell.variant
@@ -61,22 +64,18 @@ def _table(found: BreakEvenMap) -> Table:
         ),
         rows=tuple(
             (
-                _name(cell),
+                cell.name,
                 number(cell.row.fp32.images_per_s),
                 number(cell.row.amp.images_per_s),
                 _speedup(cell),
                 cell.region,
-                cell.row.verdict.outcome,
+                cell.verdict,
                 formats.count(len(cell.row.judged.counted) or None),
                 cell.diagnosis,
             )
             for cell in found.cells
         ),
     )
-
-
-def _name(cell: MapCell) -> str:
-    return f"{cell.batch_size} × {cell.image_size} px"
 
 
 def _speedup(cell: MapCell) -> str:
@@ -92,7 +91,7 @@ def _chart(found: BreakEvenMap) -> Chart:
             gain.ratio if (gain := cell.row.verdict.speedup) else None,
             cell.region,
             # So that a reader without colours sees it too.
-            f"{formats.times(gain)} ?" if cell.region == "undecided" else formats.times(gain),
+            f"{formats.times(gain)}{_MARKS.get(cell.region, '')}",
         )
         for cell in found.cells
     ]
@@ -101,6 +100,6 @@ def _chart(found: BreakEvenMap) -> Chart:
         title=found.name,
         svg=map_chart(drawn),
         alt=f"AMP's speedup in {found.name}: "
-        + "; ".join(f"{_name(cell)} {_speedup(cell)} {cell.region}" for cell in found.cells),
+        + "; ".join(f"{cell.name} {_speedup(cell)} {cell.region}" for cell in found.cells),
         legend=tuple((name, REGION_COLOURS[name], "none") for name in regions),
     )

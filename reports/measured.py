@@ -124,7 +124,8 @@ def speed_section(results: Results, rows: Sequence[ComparisonRow]) -> Section | 
 def _pairs_table(rows: Sequence[ComparisonRow]) -> Table:
     """Each pair has processes of its own, so that their speedups show how processes differ."""
     return Table(
-        caption="Speedup in each pair of processes; a repetition keeps the seed",
+        caption="The single values from which speedup and interval are made: one for each pair of "
+        "processes, without an interval of its own; a repetition keeps the seed",
         columns=("Backend", "Process pair", "Speedup", "Windows an arm", "Measured in turn"),
         rows=tuple(
             (

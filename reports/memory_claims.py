@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
 
-from harness.max_batch_result import MaxBatch, MaxBatchStudy, gains
+from harness.max_batch_result import FILE_NAME, MaxBatch, MaxBatchStudy, gains
 from harness.memory_model import MemorySplit, bytes_per_image, training_memory
 from harness.networks import Network, build_network
 from harness.records import Record
@@ -16,6 +18,15 @@ from reports.comparison import peak_of
 from reports.formats import count, kibibytes, mebibytes, percent, ratio
 
 _CLAIMS = "What is said of AMP's memory, AMP ÷ fp32: worked out, and measured"
+_DEFAULTS: Final = {
+    "--model": "resnet18",
+    "--image-size": "64",
+    "--optimizer": "adam",
+    "--amp-dtype": "float16",
+    "--layout": "default",
+    "--compile": "default",
+}
+"""Of ``max-batch``; what an arm has otherwise is given to it."""
 
 
 def split_of(record: Record) -> MemorySplit | None:
@@ -66,13 +77,17 @@ def claims_table(results: Results) -> Table | None:
     arms: dict[str, dict[str, Record]] = defaultdict(dict)
     for record in results.main_records:
         arms[record.backend][record.precision.requested] = record
-    rows = [
-        row
+    pairs = {
+        backend: (pair["fp32"], pair["amp"])
         for backend, pair in arms.items()
         if "fp32" in pair and "amp" in pair
+    }
+    rows = [
+        row
+        for backend, pair in pairs.items()
         for row in (
-            (backend, "Half the storage", *_storage(pair["fp32"], pair["amp"])),
-            (backend, "Larger batch", *_batch(results, pair["fp32"], pair["amp"])),
+            (backend, "Half the storage", *_storage(*pair)),
+            (backend, "Larger batch", *_batch(results, backend, pairs)),
         )
     ]
     columns = ("Backend", "Claim", "Worked out", "Measured")
@@ -97,7 +112,10 @@ def _storage(fp32: Record, amp: Record) -> tuple[str, str]:
     return worked_out, f"peak {ratio(mixed / full)} ({source}{beside})"
 
 
-def _batch(results: Results, fp32: Record, amp: Record) -> tuple[str, str]:
+def _batch(
+    results: Results, backend: str, pairs: Mapping[str, tuple[Record, Record]]
+) -> tuple[str, str]:
+    fp32, amp = pairs[backend]
     images = per_image_of(fp32), per_image_of(amp)
     worked_out = formats.UNKNOWN
     if images[0] is not None and images[1] is not None:
@@ -116,7 +134,12 @@ def _batch(results: Results, fp32: Record, amp: Record) -> tuple[str, str]:
         return worked_out, f"none: {formats.listed(reasons)}"
     if (missing := _without_result(fp32, amp)) is not None:
         return worked_out, missing
-    return worked_out, f"not measured; measure it with: {_max_batch_command(fp32, amp)}"
+    command = _max_batch_command(results, backend, pairs)
+    if found is not None:
+        # A folder holds one search, and max-batch does not overwrite it.
+        path = results.directory / FILE_NAME
+        return worked_out, f"not measured; move {path} away, and measure all with: {command}"
+    return worked_out, f"not measured; measure it with: {command}"
 
 
 def _without_result(*records: Record) -> str | None:
@@ -124,14 +147,40 @@ def _without_result(*records: Record) -> str | None:
     return f"none: {formats.listed(missing)}" if missing else None
 
 
-def _max_batch_command(fp32: Record, amp: Record) -> str:
-    words = ["python", "-m", "harness", "max-batch", "--backend", fp32.backend]
-    if fp32.model is not None and fp32.training is not None:
-        words += ["--model", fp32.model.name, "--image-size", str(fp32.training.image_size)]
-    words += ["--amp-dtype", amp.precision.dtype]
+def _max_batch_command(
+    results: Results, backend: str, pairs: Mapping[str, tuple[Record, Record]]
+) -> str:
+    """What fills the line: with all backends that have the settings of this one, in one search."""
+    options = _max_batch_options(results, pairs[backend])
+    words = ["python", "-m", "harness", "max-batch"]
+    for other, pair in pairs.items():
+        if _without_result(*pair) is None and _max_batch_options(results, pair) == options:
+            words += ["--backend", other]
+    return shlex.join([*words, *options, "--out", str(results.directory)])
+
+
+def _max_batch_options(results: Results, pair: tuple[Record, Record]) -> list[str]:
+    fp32, amp = pair
+    values = {"--amp-dtype": amp.precision.dtype}
+    if amp.model is not None:
+        values["--model"] = amp.model.name
+    if amp.training is not None:
+        values["--image-size"] = str(amp.training.image_size)
+        values["--optimizer"] = amp.training.optimizer
+    # As they were asked for: a record tells what a framework made of "default".
+    for arm in results.study.arms if results.study is not None else ():
+        if arm["backend"] == amp.backend and not arm.get("variant") and not arm.get("label"):
+            for name in ("layout", "compile"):
+                values[f"--{name}"] = str(arm.get(name) or "default")
+    words = [
+        word
+        for name, default in _DEFAULTS.items()
+        if values.get(name, default) != default
+        for word in (name, values[name])
+    ]
     if fp32.device is None or fp32.device.type == "cpu":
         words += ["--device", "cpu", "--memory-limit", "2G"]
-    return shlex.join(words)
+    return words
 
 
 def max_batch_table(found: MaxBatchStudy) -> Table:

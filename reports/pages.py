@@ -10,15 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.records import Record
+from harness.verdict import MARGIN
 from reports import formats
 from reports.attribution import ladders
 from reports.blocks import Page
-from reports.break_even import break_even_maps
+from reports.break_even import (
+    break_even_maps,
+    compared_settings,
+    main_settings,
+    settings_headline,
+)
 from reports.cast_policy import cast_policy_section
 from reports.cells import Results, read_results
 from reports.comparison import comparison_rows
 from reports.efficiency_section import efficiency_section
-from reports.findings import assumptions, card, headline, left_out, run_headline, warnings
+from reports.findings import (
+    assumptions,
+    card,
+    headline,
+    left_out,
+    run_headline,
+    settling_command,
+    warnings,
+)
 from reports.ladder_section import ladder_card, ladder_section
 from reports.loss_scaling import gradient_section, loss_scale_section
 from reports.map_section import map_section
@@ -58,23 +72,24 @@ class ReportFiles:
     csv: Path
 
 
-def write_report(directory: Path) -> ReportFiles:
+def write_report(directory: Path, *, margin: float = MARGIN) -> ReportFiles:
     """Write the report of a study, or of a single run, into its folder.
 
-    Missing and unreadable records are shown as such. Each file is replaced as a whole.
+    Missing and unreadable records are shown as such. Each file is replaced as a whole. A speedup
+    within ``margin`` (a fraction) of 1 is no difference.
 
     Raises:
         UnreadableRecord: the folder holds no readable ``study.json`` or ``record.json``.
         OSError: the folder cannot be written.
     """
-    results = read_results(directory)
+    results = read_results(directory, margin=margin)
     page = build_page(results)
     files = ReportFiles(
         html=directory / "report.html",
         markdown=directory / "report.md",
         csv=directory / "results.csv",
     )
-    _write(files.csv, results_csv(results, page.rows))
+    _write(files.csv, results_csv(results))
     _write(files.markdown, render_markdown(page))
     _write(files.html, render_html(page))
     return files
@@ -82,10 +97,12 @@ def write_report(directory: Path) -> ReportFiles:
 
 def build_page(results: Results) -> Page:
     """Everything the report says, before it is given a form."""
-    rows = tuple(comparison_rows(results.cells))
+    rows = tuple(comparison_rows(results.cells, margin=results.margin))
     climbed = ladders(results)
     # A ladder has no arms of main settings; what it says of AMP then stands in their place.
     answers = rows or climbed
+    settings = compared_settings(results)
+    everywhere = [cell.row for found in settings for cell in found.cells] or answers
     sections = (
         missing_section(results),
         ladder_section(climbed),
@@ -107,10 +124,11 @@ def build_page(results: Results) -> Page:
         machine_section(results),
         settings_section(results),
         commands_section(results),
-        glossary_section(),
+        glossary_section(results),
     )
     gaps = amp_gap_facts(results.seed_records)
-    cards = tuple(card(row, gaps.get(row.backend)) for row in rows)
+    main = main_settings(settings)
+    cards = tuple(card(row, gaps.get(row.backend), main) for row in rows)
     cards = cards or tuple(ladder_card(ladder) for ladder in climbed)
     single = results.study is None
     record = results.records[0] if results.records else None
@@ -123,11 +141,23 @@ def build_page(results: Results) -> Page:
     return Page(
         title=title,
         subtitle=_subtitle(results),
-        headline=run_headline(results) if single else headline(answers),
+        headline=run_headline(results)
+        if single
+        else (settings_headline(settings) if settings else headline(answers)),
         cards=() if single else cards,
-        caveat=" ".join(filter(None, (assumptions(answers), left_out(results, answers)))),
+        caveat=" ".join(
+            filter(
+                None,
+                (
+                    assumptions(everywhere),
+                    left_out(results, answers),
+                    settling_command(results, everywhere),
+                ),
+            )
+        ),
         warnings=tuple(warnings(results, answers)),
         rows=rows,
+        settings=main,
         sections=tuple(section for section in sections if section is not None),
         footer=f"Written from records of version {source.harness_version}, "
         f"created {source.created}.",

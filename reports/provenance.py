@@ -6,10 +6,9 @@ from harness.records import DataPart, EnvironmentPart, Record
 from harness.speedup import (
     DECISION_CONFIDENCE,
     DISPLAY_CONFIDENCE,
-    MIN_PAIRS_MEASURED,
     MIN_WINDOWS,
+    PRIOR_MATTERS_BELOW,
 )
-from harness.verdict import MARGIN
 from reports import formats
 from reports.blocks import Block, Commands, Details, Paragraph, Section, Table, Terms
 from reports.cells import Results
@@ -166,7 +165,7 @@ def commands_section(results: Results) -> Section:
     return Section(anchor="repeat", title="Repeat it", blocks=tuple(blocks))
 
 
-def glossary_section() -> Section:
+def glossary_section(results: Results) -> Section:
     """How each figure was obtained."""
     terms = (
         ("images/s", "Images of a timed window over its time, skipped steps left out; the figure "
@@ -176,12 +175,14 @@ def glossary_section() -> Section:
         ("speedup", "Images/s of AMP over that of fp32, from windows of two processes that were "
          "measured in turn, each beside its partner; above 1, AMP was faster. The brackets hold "
          f"its {100 * DISPLAY_CONFIDENCE:g} % interval, which covers how windows and how pairs of "
-         f"processes differ; with fewer than {MIN_PAIRS_MEASURED} pairs the latter is assumed. "
+         f"processes differ; with fewer than {PRIOR_MATTERS_BELOW} pairs it rests on an assumption "
+         "about the latter. "
          f"With fewer than {MIN_WINDOWS} windows an arm, or a window whose steps were all "
          "skipped, no ratio is given."),
         ("verdict", f"pays or slower: the {100 * DECISION_CONFIDENCE:g} % interval of the speedup "
          f"lies wholly above or below 1. no difference: the {100 * DISPLAY_CONFIDENCE:g} % "
-         f"interval lies within ±{100 * MARGIN:g} % of 1. too noisy: none of these."),
+         f"interval lies within ±{100 * results.margin:g} % of 1, the margin of this report "
+         "(report --margin gives another). too noisy: none of these."),
         ("top-1, top-2", "Share of validation images whose class got the highest, or one of the "
          "two highest, of the network's outputs. Final weights, evaluated in float32."),
         ("loss", "Cross-entropy of the training batch at the step named; where the arms took "

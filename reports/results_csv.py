@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 from harness.records import GradientSizes, Record
 from reports import formats
+from reports.attribution import RUNGS, ladders
 from reports.cells import Cell, Results
-from reports.comparison import ComparisonRow
+from reports.comparison import comparison_rows
 from reports.judged import Judged
 from reports.loss_scaling import lost
 from reports.speedup import window_rates
@@ -20,11 +20,11 @@ from reports.speedup import window_rates
 _FORMULA_STARTS = tuple("=+-@＝＋－＠")
 
 
-def results_csv(results: Results, rows: Sequence[ComparisonRow]) -> str:
-    """The CSV text; verdict and speedup stand in the row of the AMP arm."""
+def results_csv(results: Results) -> str:
+    """The CSV text; verdict and speedup stand in the row of the AMP arm, or of a ladder's rung."""
     import pandas as pd
 
-    judged = {row.amp.arm: row.judged for row in rows}
+    judged = judged_arms(results)
     values = [
         {name: _spreadsheet_safe(value) for name, value in _row(cell, judged.get(cell.arm)).items()}
         for cell in results.cells
@@ -32,6 +32,25 @@ def results_csv(results: Results, rows: Sequence[ComparisonRow]) -> str:
     # As objects, so that a column with a gap keeps its whole numbers.
     table = pd.DataFrame(values, dtype=object)
     return table.to_csv(index=False, na_rep="", lineterminator="\n")
+
+
+def judged_arms(results: Results) -> dict[str, Judged]:
+    """First run of each AMP arm → its verdict over fp32, and of each rung over the one below."""
+    judged: dict[str, Judged] = {}
+    for variant in dict.fromkeys(cell.variant for cell in results.cells):
+        if variant not in RUNGS:
+            rows = comparison_rows(results.cells, variant, margin=results.margin)
+            judged |= {row.amp.arm: row.judged for row in rows}
+    gains = {
+        (ladder.backend, result.rung.variant): result.gain
+        for ladder in ladders(results)
+        for result in ladder.rungs
+    }
+    for cell in results.cells:
+        gain = gains.get((cell.backend, cell.variant))
+        if gain is not None and not cell.label:
+            judged[cell.arm] = gain
+    return judged
 
 
 def _row(cell: Cell, judged: Judged | None) -> dict[str, Any]:
@@ -75,6 +94,7 @@ def _row(cell: Cell, judged: Judged | None) -> dict[str, Any]:
         "timed_windows": len(rates) if record is not None else None,
         "timed_steps": get("throughput", "timed_steps"),
         "verdict": None if judged is None else judged.verdict.outcome,
+        "speedup_over": judged.counted[0].baseline.arm if judged and judged.counted else None,
         "speedup": None if gain is None else gain.ratio,
         "speedup_low": None if gain is None else gain.shown.low,
         "speedup_high": None if gain is None else gain.shown.high,

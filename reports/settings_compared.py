@@ -25,7 +25,7 @@ def settings_compared_section(results: Results) -> Section | None:
             formats.number(cell.row.fp32.images_per_s),
             formats.number(cell.row.amp.images_per_s),
             formats.gain(cell.row.verdict.speedup),
-            cell.row.verdict.outcome,
+            cell.verdict,
             formats.count(len(cell.row.judged.counted) or None),
             cell.diagnosis,
         )

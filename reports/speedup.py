@@ -23,10 +23,11 @@ class ProcessPair:
     windows: PairWindows
     in_turn: bool
     """Whether the arms took turns with their windows, so that drift cancels."""
-    warm_up: str | None = None
-    """How many timed windows were left out since an arm was not yet steady, in words."""
+    cut: str | None = None
+    """How many timed windows were left out since an arm had not reached its later level, in words.
+    """
     unsteady: tuple[str, ...] = ()
-    """Each arm that never became steady, with the reason."""
+    """Each arm that never became steady while their ratio did not either, with the reason."""
 
     @property
     def name(self) -> str:
@@ -42,6 +43,12 @@ class ProcessPair:
 def window_rates(record: Record) -> list[float]:
     """Images/s of each timed window in the order of measuring; images of skipped steps left out."""
     return rates(timed_windows(record.windows))
+
+
+def steady_rates(record: Record) -> list[float]:
+    """As :func:`window_rates`, from the first steady window on; all where none is found."""
+    windows = timed_windows(record.windows)
+    return rates(windows[steady_state(_step_times_s(windows)).first or 0 :])
 
 
 def rates(windows: Iterable[Window]) -> list[float]:
@@ -63,7 +70,7 @@ def process_pair(baseline: Record, candidate: Record, *, compute: bool = False) 
     arms = (baseline, candidate)
     timed = [timed_windows(arm.compute_windows if compute else arm.windows) for arm in arms]
     in_turn = _took_turns(*([window.arm_position for window in windows] for windows in timed))
-    first, warm_up, unsteady = _steady_from(arms, timed)
+    first, cut, unsteady = _steady_from(arms, timed)
     a, b = (windows[first:] for windows in timed)
     lives = [_life_s(arm) for arm in arms]
     return ProcessPair(
@@ -77,7 +84,7 @@ def process_pair(baseline: Record, candidate: Record, *, compute: bool = False) 
             background_cpus=background_cpus([*a, *b]),
         ),
         in_turn=in_turn,
-        warm_up=warm_up,
+        cut=cut,
         unsteady=unsteady,
     )
 
@@ -104,19 +111,25 @@ def _steady_from(
     matched = min(len(windows) for windows in timed)
     if matched < MIN_STEADY:
         return 0, None, ()
-    found = [
-        (arm.arm, steady_state([window.time_s / window.steps for window in windows[:matched]]))
-        for arm, windows in zip(arms, timed, strict=True)
-    ]
+    times_s = [_step_times_s(windows[:matched]) for windows in timed]
+    found = [(arm.arm, steady_state(of_arm)) for arm, of_arm in zip(arms, times_s, strict=True)]
     first = max(steady.first or 0 for _, steady in found)
     late = [arm for arm, steady in found if steady.first]
-    verb = "were" if len(late) > 1 else "was"
-    windows = "timed window counts" if first == 1 else f"{first} timed windows count"
-    told = f"the first {windows} as warm-up: {listed(late)} {verb} not yet steady"
+    windows = "timed window does" if first == 1 else f"{first} timed windows do"
+    its = "their" if len(late) > 1 else "its"
+    told = f"the first {windows} not count, while {listed(late)} had not reached {its} later level"
+    # What slows both arms alike cancels in their ratio, which is all that a speedup is made of.
+    ratio = steady_state([b / a for a, b in zip(*times_s, strict=True)])
     unsteady = tuple(
-        f"{arm} did not become steady: {steady.reason}" for arm, steady in found if steady.reason
+        f"{arm} did not become steady: {steady.reason}"
+        for arm, steady in found
+        if steady.reason and ratio.reason
     )
     return first, told if first else None, unsteady
+
+
+def _step_times_s(windows: Iterable[Window]) -> list[float]:
+    return [window.time_s / window.steps for window in windows]
 
 
 def throttle_reasons(windows: Iterable[Window]) -> tuple[str, ...]:

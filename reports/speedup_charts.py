@@ -12,6 +12,7 @@ from reports.charts import PRECISION_COLOURS, as_svg, colour, values
 REGION_COLOURS: Final = {
     "pays": "var(--good)",
     "slower": "var(--bad)",
+    "no difference": "var(--c1)",
     "undecided": "var(--muted)",
     "no result": "var(--line)",
 }

@@ -122,6 +122,22 @@ def test_an_arm_that_became_much_slower_is_a_regression(tmp_path: Path):
     assert "torch-fp32: images/s" not in result.output
 
 
+def test_windows_before_a_process_is_steady_do_not_count(tmp_path: Path):
+    slow_start = [
+        ok_record(rates=[60, 70, *[100] * 6], label=label) for label in ("", "repeat1", "repeat2")
+    ]
+    level = [ok_record(rates=[100] * 8, label=label) for label in ("", "repeat1", "repeat2")]
+    result = diffed(tmp_path, slow_start, level, "--json")
+    (arm,) = json.loads(result.output)["arms"]
+
+    assert arm["images_per_s"] == {"before": pytest.approx(100), "after": pytest.approx(100)}
+    assert arm["change"]["ratio"] == pytest.approx(1)
+    # Three equal processes without noise: what two levels of 8 windows each would give.
+    even = change_of_rate([[100.0] * 6] * 3, [[100.0] * 6] * 3)
+    assert even is not None
+    assert arm["change"]["decisive"]["low"] == pytest.approx(even.decisive.low, rel=1e-6)
+
+
 def test_an_arm_that_became_faster_is_none(tmp_path: Path):
     result = diffed(tmp_path, arms(40, 60), arms(40, 90), "--json")
     of_amp = {arm["arm"]: arm for arm in json.loads(result.output)["arms"]}["torch-amp"]

@@ -55,8 +55,7 @@ def test_the_first_page_tells_what_the_budget_left_out():
     page = build_page(left_out_study())
 
     assert (
-        "The budget of 600 s left time for fewer than 3 process pairs (torch 1), from which on "
-        "their spread is measured."
+        "The budget of 600 s left time for fewer process pairs than were planned (torch 1)."
     ) in page.caveat
     assert "(it takes 40 s at least, and 12 s of the budget of 600 s were left)" in page.caveat
     assert not any("not run yet" in text for text in page.warnings)

@@ -296,7 +296,10 @@ def test_slower_products_of_a_dtype_without_a_unit_are_said_to_be_emulated(
 
     assert cause.short.startswith("float16 convolutions took 14.3 times as long as in float32")
     assert cause.short.endswith(", without a float16 unit") is emulated
-    told = "This processor has no unit for float16 and emulates its products"
+    told = (
+        "This processor has no unit for float16 and emulates its products; it has one for "
+        "bfloat16: compare with --amp-dtype bfloat16."
+    )
     assert cause.sentence.endswith(told) is emulated
 
 
@@ -317,7 +320,7 @@ def test_a_headline_puts_no_casts_down_to_a_missing_unit():
     (cause,) = causes(found)
 
     assert cause.short == "casts took time that fp32 does not spend"
-    assert cause.sentence.endswith("has no unit for float16 and emulates its products")
+    assert cause.sentence.endswith("has no unit for float16 and emulates its products.")
 
 
 def test_what_became_faster_is_not_put_down_to_a_missing_unit():

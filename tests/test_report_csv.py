@@ -13,7 +13,6 @@ from report_records import ok_record, study_of, unavailable_record, write_study
 from harness.records import Record
 from reports import write_report
 from reports.cells import Results, study_cells
-from reports.comparison import comparison_rows
 from reports.results_csv import results_csv
 
 
@@ -61,6 +60,34 @@ def test_each_arm_is_a_row_and_what_nobody_measured_is_empty(tmp_path: Path):
     assert (fake["status"], fake["timed_windows"]) == ("not run yet", "")
 
 
+def test_every_setting_and_every_rung_has_its_verdict_and_speedup(tmp_path: Path):
+    fp32, amp, at_32, rung = "torch-fp32", "torch-amp", "torch-amp-b32", "torch-amp-rung2"
+    records = [
+        ok_record(rates=[40] * 6),
+        ok_record(precision="amp", rates=[60] * 6),
+        ok_record(rates=[40] * 6, variant="b32"),
+        ok_record(precision="amp", rates=[20] * 6, variant="b32"),
+        ok_record(rates=[50] * 6, variant="rung0"),
+        ok_record(precision="amp", rates=[100] * 6, variant="rung2"),
+    ]
+    study = study_of(*(record.arm for record in records))
+    rows = {row["arm"]: row for row in rows_of(write_study(tmp_path, study, *records))}
+
+    # 60 / 40, 20 / 40, and 100 / 50 over strict fp32.
+    assert float(rows[amp]["speedup"]) == pytest.approx(1.5)
+    assert float(rows[at_32]["speedup"]) == pytest.approx(0.5)
+    assert float(rows[rung]["speedup"]) == pytest.approx(2)
+    assert [rows[arm]["verdict"] for arm in (amp, at_32, rung)] == ["pays", "slower", "pays"]
+    assert [rows[arm]["speedup_over"] for arm in (amp, at_32, rung)] == [
+        "torch-fp32",
+        "torch-fp32-b32",
+        "torch-fp32-rung0",
+    ]
+    assert [rows[arm]["speedup"] for arm in (fp32, "torch-fp32-b32", "torch-fp32-rung0")] == [
+        ""
+    ] * 3
+
+
 def test_a_loss_that_is_not_a_number_is_not_mistaken_for_one_that_is_missing(tmp_path: Path):
     record = ok_record(losses=[2.0, float("nan")])
     (row,) = rows_of(write_study(tmp_path, study_of("torch-fp32"), record))
@@ -91,5 +118,5 @@ def test_a_reason_of_several_lines_stays_in_its_row():
 def parsed(record: Record) -> list[dict[str, str]]:
     """Write and read back one record."""
     results = Results(study=None, cells=study_cells(None, [record]))
-    text = results_csv(results, comparison_rows(results.cells))
+    text = results_csv(results)
     return list(csv.DictReader(io.StringIO(text, newline="")))

@@ -205,8 +205,8 @@ def test_a_cpu_has_no_columns_of_a_gpu():
 @pytest.mark.parametrize(
     ("rate", "why"),
     [
-        # A window of 32 images at 80 a second takes 0.4 s, at 40 a second 0.8 s.
-        (80.0, "the windows, 0.400 s at most, are shorter than the 0.5 s that a reading of"),
+        # A window of 32 images at 800 a second takes 0.04 s, at 40 a second 0.8 s.
+        (800.0, "the windows, 0.0400 s at most, are shorter than the 0.1 s that a reading of"),
         (40.0, "no load of other programs was read."),
     ],
 )

@@ -1,17 +1,21 @@
 """The break-even map: where AMP pays over batch size and image size, and why not elsewhere."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from report_records import BATCH_SIZE, ok_record, study_of, write_study
+from rich.console import Console
 
-from harness.records import DevicePart, ProfilePart, Record
+from harness.records import DevicePart, ModelPart, ProfilePart, Record
 from reports import write_report
 from reports.blocks import Table
 from reports.break_even import BreakEvenMap, break_even_maps
 from reports.cells import Results, study_cells
+from reports.console import render_results
 from reports.map_section import map_section
+from reports.pages import build_page
 
 
 def cell(
@@ -111,23 +115,26 @@ def test_each_cell_has_its_own_speedup_and_region():
 
 def test_the_break_even_is_told_for_each_image_size():
     assert map_of(*square()).break_even() == [
-        "at 32 px AMP pays at batch size 32",
-        "at 64 px AMP pays from batch size 16 on",
+        "at 32 px AMP pays at batch size 32, is slower at batch size 8 and is not shown to pay at "
+        "batch size 16 (undecided)",
+        "at 64 px AMP pays at batch sizes 16 and 32 and is slower at batch size 8",
     ]
 
 
 @pytest.mark.parametrize(
     ("amp", "words"),
     [
-        ((60, 60, 60), "at all batch sizes, 8 to 32"),
-        ((20, 20, 20), "at none of the batch sizes"),
-        ((60, 20, 60), "at batch size 8 and 32"),
+        ((60, 60, 60), "pays at batch sizes 8, 16 and 32"),
+        ((20, 20, 20), "is slower at batch sizes 8, 16 and 32"),
+        ((60, 20, 60), "pays at batch sizes 8 and 32 and is slower at batch size 16"),
+        # One pair cannot show that equal arms are equal.
+        ((40, 40, 40), "is not shown to pay at batch sizes 8, 16 and 32 (undecided)"),
     ],
 )
 def test_a_break_even_in_words(amp: tuple[float, float, float], words: str):
     records = [r for size, rate in zip((8, 16, 32), amp, strict=True) for r in cell(size, 32, rate)]
 
-    assert map_of(*records).break_even() == [f"at 32 px AMP pays {words}"]
+    assert map_of(*records).break_even() == [f"at 32 px AMP {words}"]
 
 
 def test_repetitions_count_in_the_cell_that_they_repeat():
@@ -267,5 +274,89 @@ def test_a_page_with_a_map_draws_each_cell_and_keeps_its_main_comparison(tmp_pat
     section = html.split('id="map"')[1].split("<section")[0]
     for figure in ("×0.500", "×1.00 ?", "×1.50", "×2.00", "batch size", "image size, px"):
         assert f">{figure}</text>" in section
-    # One pair cannot show that equal arms are equal.
-    assert "The windows are too noisy to tell in torch." in html
+    assert 'id="comparison">Comparison: 16 × 32 px<' in html
+
+
+def test_cells_in_which_amp_makes_no_difference_are_told_apart_from_undecided_ones():
+    # Twelve equal pairs without noise: the 95 % interval lies within 2 % of 1.
+    equal = [r for n in range(12) for r in cell(8, 32, 40.0, label=f"repeat{n}" if n else "")]
+    found = map_of(*equal, *cell(16, 32, 40.0))
+
+    assert regions(found) == {(8, 32): "no difference", (16, 32): "undecided"}
+    assert found.break_even() == [
+        "at 32 px AMP makes no difference at batch size 8 and is not shown to pay at batch size 16 "
+        "(undecided)"
+    ]
+
+
+def test_a_cell_too_noisy_tells_what_would_settle_it():
+    (noisy,) = [c for c in map_of(*square()).cells if c.region == "undecided"]
+    further = noisy.row.verdict.further_pairs
+
+    assert further is not None
+    assert noisy.verdict.startswith(f"too noisy: about {further} more process pairs, ")
+    # One pair was measured.
+    assert noisy.verdict.endswith(f" would settle it (--repeats {1 + further})")
+
+
+def test_the_headline_speaks_for_every_cell():
+    headline = build_page(results_of(*cell(16, 32, 60.0), *cell(8, 32, 22.2))).headline
+
+    # 22.2 over 40 images/s is ×0.555.
+    assert headline == "torch: at 32 px AMP pays at batch size 16 and is slower at batch size 8."
+
+
+def test_of_many_cells_the_headline_tells_how_many():
+    backends = ("torch", "tensorflow", "paddle", "fake")
+    records = [
+        record
+        for backend in backends
+        for size, rate in ((16, 60.0), (8, 20.0))
+        for px in (32, 64)
+        for record in cell(size, px, rate, backend=backend)
+    ]
+    headline = build_page(results_of(*records)).headline
+
+    assert headline == " ".join(
+        f"{backend}: of 4 settings AMP pays at 2 and is slower at 2." for backend in backends
+    )
+
+
+def test_the_headline_tells_models_apart():
+    small, large = (
+        ModelPart(name=name, parameters=1, forward_flops_per_image=2)
+        for name in ("lenet", "resnet50")
+    )
+    records = [
+        *cell(16, 32, 60.0, model=small),
+        *(
+            record.model_copy(update={"variant": "resnet50", "arm": f"{record.arm}-resnet50"})
+            for record in cell(16, 32, 20.0, model=large)
+        ),
+    ]
+    page = build_page(results_of(*records))
+
+    assert page.headline == (
+        "torch, lenet, cached: at 32 px AMP pays at batch size 16. "
+        "torch, resnet50, cached: at 32 px AMP is slower at batch size 16."
+    )
+    assert [card.backend for card in page.cards] == ["torch, lenet, cached, 16 × 32 px"]
+
+
+def test_the_terminal_has_a_line_for_every_cell():
+    console = Console(file=io.StringIO(), width=120)
+    shown, remedy = render_results(results_of(*square()))
+    console.print(shown)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+
+    for name, ratio, outcome in (
+        ("torch 8 × 32 px", "×0.500", "slower"),
+        ("torch 16 × 32 px", "×1.00", "too noisy"),
+        ("torch 32 × 32 px", "×1.50", "pays"),
+        ("torch 32 × 64 px", "×2.00", "pays"),
+    ):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+        assert ratio in line
+        assert line.rstrip().endswith(outcome)
+    assert "python -m harness compare --resume DIR --repeats " in remedy

@@ -1,5 +1,6 @@
 """The report's section about memory: measured peaks with their sources, and AMP's two claims."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ from report_records import (
     data_part,
     environment_part,
     ok_record,
+    precision_part,
     study_of,
     unavailable_record,
     write_study,
 )
 
+from harness.max_batch_command import max_batch
 from harness.max_batch_result import MaxBatch, MaxBatchStudy, Trial
 from harness.record_files import UnreadableRecord, write_json
 from harness.records import DevicePart, MemoryPart, ModelPart, Record
@@ -175,13 +178,65 @@ def test_a_larger_batch_that_nobody_measured_is_given_its_command():
     _, measured = claims_of(ok_record(), ok_record(precision="amp"))["Larger batch"]
     assert measured == (
         "not measured; measure it with: python -m harness max-batch --backend torch "
-        "--model resnet18 --image-size 32 --amp-dtype float16 --device cpu --memory-limit 2G"
+        "--image-size 32 --device cpu --memory-limit 2G --out DIR"
     )
     gpu = DevicePart(type="cuda", name="Example GPU")
     _, measured = claims_of(ok_record(device=gpu), ok_record(precision="amp", device=gpu))[
         "Larger batch"
     ]
     assert "--memory-limit" not in measured
+
+
+def test_the_command_fills_the_line_of_every_backend_in_the_studys_own_folder(tmp_path: Path):
+    study = study_of("torch-fp32", "torch-amp", "paddle-fp32", "paddle-amp")
+    for arm in study.arms:
+        arm |= {"layout": "nhwc", "compile": "on"}
+    model = ModelPart(name="resnet50", parameters=1, forward_flops_per_image=1)
+    records = [
+        ok_record(
+            backend,
+            precision,
+            model=model,
+            training={"optimizer": "sgd", "layout": "nhwc"},
+            precision_in_force=precision_part(precision, dtype=dtype, effective=dtype),
+        )
+        for backend in ("torch", "paddle")
+        for precision, dtype in (("fp32", "float32"), ("amp", "bfloat16"))
+    ]
+    folder = write_study(tmp_path / "my study", study, *records)
+    section = memory_section(read_results(folder))
+    assert section is not None
+    (table,) = (
+        b for b in section.blocks if isinstance(b, Table) and b.caption.startswith("What is said")
+    )
+    commands = {row[3] for row in table.rows if row[1] == "Larger batch"}
+
+    assert commands == {
+        "not measured; measure it with: python -m harness max-batch --backend torch "
+        "--backend paddle --model resnet50 --image-size 32 --optimizer sgd --amp-dtype bfloat16 "
+        f"--layout nhwc --compile on --device cpu --memory-limit 2G --out '{folder}'"
+    }
+
+
+def test_the_command_is_one_that_max_batch_understands():
+    _, measured = claims_of(
+        ok_record(training={"optimizer": "sgd"}),
+        ok_record(precision="amp", training={"optimizer": "sgd"}),
+    )["Larger batch"]
+    words = shlex.split(measured.partition("max-batch ")[2])
+    with max_batch.make_context("max-batch", words) as context:
+        assert context.params["optimizer"] == "sgd"
+        assert context.params["out"] == "DIR"
+        assert context.params["model"] == "resnet18"
+        assert context.params["image_size"] == 32
+
+
+def test_a_search_of_other_arms_is_to_be_moved_away_first():
+    other = found_batch("amp", 300).model_copy(update={"backend": "paddle"})
+    claims = claims_of(ok_record(), ok_record(precision="amp"), found=max_batches(other))
+    assert claims["Larger batch"][1].startswith(
+        "not measured; move DIR/max_batch.json away, and measure all with: python -m harness"
+    )
 
 
 def test_a_larger_batch_that_was_measured_is_told_with_both_batches():

@@ -197,8 +197,7 @@ def test_each_seed_is_a_process_pair():
     assert gain.pair_ratios == pytest.approx((1.5, 1.45, 1.6))
     assert gain.windows == 9
     assert [pair.name for pair in row.judged.counted] == ["first", "seed1", "seed2"]
-    # Of three pairs and more, the spread between processes is estimated and not assumed.
-    assert row.verdict.assumption is None
+    assert row.verdict.assumption is not None
     assert row.notes == ()
 
 

@@ -36,10 +36,10 @@ def flat_pairs(*ratios, windows=8, **about):
 def test_amp_pays_where_the_deciding_interval_lies_above_one():
     verdict = judge(flat_pairs(1.41, 1.42, 1.43))
     assert verdict.outcome == "pays"
+    assert verdict.remedy is None
     assert verdict.reason.startswith("AMP ran at 1.420 times the images/s of fp32 (95 % interval [")
     assert "3 process pairs, 24 windows an arm" in verdict.reason
     assert verdict.reason.endswith("that decides lies wholly above 1.")
-    assert verdict.assumption is None
     assert verdict.warnings == ()
 
 
@@ -78,6 +78,9 @@ def test_too_noisy_tells_the_pairs_and_the_time_that_would_settle_it():
     assert verdict.further_pairs is not None
     assert verdict.further_time_s == 90.0 * verdict.further_pairs
     assert f"about {verdict.further_pairs} more process pairs" in verdict.reason
+    # Three were measured; --repeats counts all.
+    assert verdict.settling_repeats == 3 + verdict.further_pairs
+    assert verdict.reason.endswith(f"would settle it (--repeats {3 + verdict.further_pairs}).")
     # By the normal rule, 1.96 * sd / sqrt(n) < 0.02 minus the distance from 1.
     logs = np.log([0.96, 1.00, 1.05])
     normal = (1.96 * logs.std(ddof=1) / (0.02 - abs(logs.mean()))) ** 2
@@ -106,15 +109,27 @@ def test_a_study_beyond_hope_is_told_so():
     assert "even 64 process pairs would not settle it" in verdict.reason
 
 
-@pytest.mark.parametrize("pairs", [1, 2])
-def test_fewer_than_three_pairs_say_what_is_assumed_of_processes(pairs):
+def test_a_pair_cut_short_is_one_of_the_repetitions_that_there_are():
+    verdict = judge([*flat_pairs(0.96, 1.00, 1.05), *flat_pairs(1.0, windows=2)])
+    assert verdict.further_pairs is not None
+    assert verdict.settling_repeats == 4 + verdict.further_pairs
+
+
+@pytest.mark.parametrize(
+    ("pairs", "show"), [(1, "cannot"), (2, "cannot"), (3, "can hardly"), (5, "can hardly")]
+)
+def test_fewer_than_six_pairs_say_what_is_assumed_of_processes(pairs, show):
     verdict = judge(flat_pairs(*[1.5] * pairs))
     assert verdict.outcome == "pays"
     assert verdict.assumption is not None
-    assert "cannot show how processes differ" in verdict.assumption
+    assert f" {show} show how processes differ" in verdict.assumption
     # Quartile and 97.5 % point of a normal distribution with standard deviation 5 %.
     assert f"{5 * stats.norm.ppf(0.75):.1f} %" in verdict.assumption
     assert f"{5 * stats.norm.ppf(0.975):.1f} %" in verdict.assumption
+
+
+def test_from_six_pairs_on_nothing_is_said_of_the_assumption():
+    assert judge(flat_pairs(*[1.5] * 6)).assumption is None
 
 
 def test_one_pair_cannot_show_that_there_is_no_difference():
