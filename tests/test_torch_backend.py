@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from backends.pytorch.backend import TorchBackend
+from backends.pytorch.evidence import convolution_dtype
 from harness.config import LossScalePolicy, RunConfig
 from harness.networks import (
     BatchNorm,
@@ -702,6 +703,38 @@ def test_float16_comes_close_to_float64_layer_by_layer():
         close(probe.parameter_gradients[name], reference.parameter_gradients[name], 5e-2)
 
 
+class Event:
+    """What the profiler tells of an operation."""
+
+    def __init__(self, name: str, *dtypes: str) -> None:
+        self.name = lambda: name
+        self.dtypes = lambda: [*dtypes]
+
+
+@pytest.mark.parametrize(
+    ("events", "dtype"),
+    [
+        # As Inductor names them on CUDA: the cast of a float32 input, and the convolution after it.
+        (
+            [
+                Event("triton_poi_fused__to_copy_convolution_0", "float", "c10::Half", "Int"),
+                Event("aten::convolution", "c10::Half", "c10::Half", ""),
+                Event("aten::cudnn_convolution", "c10::Half", "c10::Half"),
+                Event("aten::convolution_backward", "c10::Half", "c10::Half"),
+            ],
+            "float16",
+        ),
+        ([Event("aten::convolution", "float"), Event("aten::_convolution", "c10::Half")], "mixed"),
+        ([Event("aten::convolution", "c10::BFloat16"), Event("aten::add", "float")], "bfloat16"),
+        ([Event("triton_poi_fused_convolution_1", "float"), Event("aten::convolution")], "unknown"),
+    ],
+)
+def test_only_atens_convolutions_tell_what_a_compiled_step_computes_in(
+    events: list[Event], dtype: str
+):
+    assert convolution_dtype(events) == dtype
+
+
 # --- the device
 
 
@@ -771,6 +804,20 @@ def test_running_out_of_memory_is_told_from_other_errors():
     assert backend.is_out_of_memory(caught.value)
     assert backend.is_out_of_memory(MemoryError())
     assert backend.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    for text in (
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "FIND was unable to find an engine to execute this computation",
+        "GET was unable to find an engine to execute this computation",
+        "InductorError: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ):
+        assert backend.is_out_of_memory(RuntimeError(text)), text
+    assert backend.is_out_of_memory(torch.AcceleratorError("CUDA error: out of memory"))
+    assert not backend.is_out_of_memory(
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    )
+    assert not backend.is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"))
     assert not backend.is_out_of_memory(RuntimeError("shapes do not fit"))
     assert not backend.is_out_of_memory(ValueError("can't allocate memory"))
 

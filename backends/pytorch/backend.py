@@ -45,6 +45,21 @@ from harness.weights import Weights
 if TYPE_CHECKING:
     import torch
 
+_NO_MEMORY = (
+    # The allocator of the CPU.
+    "can't allocate memory",
+    # The driver, outside PyTorch's allocator: contexts, modules, streams, pinned memory.
+    "out of memory",
+    # Handles and workspaces of cuBLAS and cuDNN, in cuDNN 9's words too.
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "DEVICE_ALLOCATION_FAILED",
+    # PyTorch passes over each of cuDNN's plans whose workspace does not fit, and says this when none
+    # is left. That the device convolves in this dtype at all was tried in ``open``.
+    "unable to find an engine to execute this computation",
+)
+"""Plain RuntimeErrors that say so; their text is all there is to tell by."""
+
 
 class _Batch(NamedTuple):
     images: torch.Tensor
@@ -199,6 +214,11 @@ class TorchBackend:
                 self._scaler.update(self._run.loss_scale.initial)
         yield "optimizer"
 
+    def _phases_from_host(self, images: np.ndarray, labels: np.ndarray) -> Iterator[Phase]:
+        batch = self.put(images, labels)
+        yield "input"
+        yield from self._phases(batch)
+
     def take_steps(self) -> list[StepResult]:
         """See :meth:`harness.protocol.Backend.take_steps`."""
         if not self._losses:
@@ -315,7 +335,7 @@ class TorchBackend:
             return profile_steps(
                 self._torch,
                 lambda: self.train_step(batch),
-                lambda: self._phases(self.put(*host)),
+                lambda: self._phases_from_host(*host),
                 self.synchronize,
                 on_cuda=self._device.type == "cuda",
                 steps=steps,
@@ -331,9 +351,8 @@ class TorchBackend:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
-        # The CPU allocator raises a plain RuntimeError; its text is all there is to tell by.
         return isinstance(error, self._torch.OutOfMemoryError | MemoryError) or (
-            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+            isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
         )
 
     def close(self) -> None:
