@@ -211,7 +211,11 @@ class Backend(Protocol):
         ...
 
     def train_step(self, batch: Any) -> None:
-        """Enqueue forward, backward and update; returns without waiting for the device."""
+        """Enqueue forward, backward and update; returns without waiting for the device.
+
+        Raises:
+            Unsupported: the step cannot be compiled, where a compiler only shows that now.
+        """
         ...
 
     def take_steps(self) -> list[StepResult]:

@@ -829,6 +829,42 @@ def test_both_layouts_train_alike():
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
+def failing_compiler(monkeypatch: pytest.MonkeyPatch, inner: Exception) -> TorchBackend:
+    """A backend whose compiler fails as Inductor does, on ``inner``."""
+    from torch._inductor.exc import InductorError
+
+    def compiled(_: Any) -> Any:
+        raise InductorError(inner, None)
+
+    backend = opened(compile="on")
+    monkeypatch.setattr(backend, "_forward", compiled)
+    return backend
+
+
+def test_a_step_that_cannot_be_compiled_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    # What torch raises in an image without a compiler (seen with CXX=/nowhere).
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    backend = failing_compiler(monkeypatch, InvalidCxxCompiler())
+    told = r"compile test on cpu: InvalidCxxCompiler: No working C\+\+ .*g\+\+.*--compile off"
+
+    with pytest.raises(Unsupported, match=told):
+        backend.train_step(batch_of(backend))
+
+
+def test_a_compiler_that_runs_out_of_memory_is_not_refused(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    inner = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    backend = failing_compiler(monkeypatch, inner)
+
+    with pytest.raises(RuntimeError) as caught:
+        backend.train_step(batch_of(backend))
+    assert backend.is_out_of_memory(caught.value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("amp", "float16")])
 def test_a_compiled_step_shows_what_it_runs_in_and_trains_like_the_eager_one(

@@ -185,8 +185,19 @@ class TorchBackend:
 
     def train_step(self, batch: _Batch) -> None:
         """See :meth:`harness.protocol.Backend.train_step`."""
-        for _ in self._phases(batch):
-            pass
+        try:
+            for _ in self._phases(batch):
+                pass
+        except RuntimeError as error:
+            # The compiler runs within the first step, backward pass included. What it lacks (a C++
+            # compiler, Triton, a newer GPU) shows there.
+            if self._run.compile != "on" or not self._is_of_compiler(error):
+                raise
+            raise Unsupported(
+                f"torch.compile (Inductor) cannot compile {self._network.name} on {self._device}: "
+                f"{str(error).splitlines()[0]}; install a C++ compiler such as g++ where it is "
+                "missing, or use --compile off"
+            ) from error
 
     def _phases(self, batch: _Batch) -> Iterator[Phase]:
         """One training step that stops when each of its phases is enqueued."""
@@ -354,6 +365,10 @@ class TorchBackend:
         return isinstance(error, self._torch.OutOfMemoryError | MemoryError) or (
             isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
         )
+
+    def _is_of_compiler(self, error: RuntimeError) -> bool:
+        own = isinstance(error, self._torch._dynamo.exc.TorchDynamoException)
+        return own and not self.is_out_of_memory(error)
 
     def close(self) -> None:
         """See :meth:`harness.protocol.Backend.close`."""
