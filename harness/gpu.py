@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, TypeVar
@@ -113,8 +114,10 @@ def find_gpu(uuid: str | None) -> Gpu | None:
 
 
 def has_gpu() -> bool:
-    """Whether NVIDIA's driver reports a device; imports no framework."""
-    return bool(gpus())
+    """Whether NVIDIA's driver reports a device that CUDA may use; imports no framework."""
+    # NVML lists what CUDA was told to hide.
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and bool(gpus())
 
 
 def driver_version() -> str | None:

@@ -28,6 +28,10 @@ PEAK_OPERATIONS: tuple[PeakOperation, ...] = ("matrix product", "pointwise convo
 """Operations of as many FLOPs as their definition says: an algorithm such as Winograd's, which
 gets by with fewer, fits neither, so that their speed is the device's."""
 
+TF32_CAPABILITY = (8, 0)
+"""Compute capability from which NVIDIA's GPUs have TF32: Ampere's. An older one takes a framework's
+flag and computes strictly."""
+
 
 class Unsupported(Exception):
     """This machine or framework cannot do what was asked: the reason, then the remedy."""

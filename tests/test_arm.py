@@ -16,6 +16,7 @@ from datasets import DataError, PixelSource, SyntheticPixels
 from harness import arm as arm_module
 from harness.arm import Arm, WindowResult, accuracy
 from harness.config import LossScalePolicy, RunConfig
+from harness.protocol import Unsupported
 
 
 class Recorder(FakeBackend):
@@ -207,6 +208,20 @@ def test_the_model_is_told_with_its_parameters_and_flops():
     # LeNet as in the tests of the networks, with 3 instead of 10 outputs: 7·501 fewer.
     assert (model.name, model.parameters) == ("lenet", 432_080 - 7 * 501)
     assert model.forward_flops_per_image == 2 * (2_869_000 - 7 * 500)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "float64"])
+def test_tf32_is_refused_where_the_device_lacks_it(precision: str):
+    arm = Arm(fake_run(tf32=True, precision=precision), Recorder(), KnownPixels())
+
+    with pytest.raises(Unsupported, match=r"^CPU has no TF32.*Ampere.*without --tf32"):
+        arm.prepare()
+
+
+def test_a_mixed_run_takes_tf32_only_where_it_is():
+    # So do the rungs of a ladder above the one for TF32.
+    with prepared(fake_run(tf32=True, precision="amp")) as (arm, _):
+        assert len(window(arm, 2).loss) == 2
 
 
 # --- batches

@@ -109,6 +109,19 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch):
     assert GpuMemoryWatch().used_delta_bytes(UUID) is None
 
 
+@pytest.mark.parametrize(
+    ("visible", "found"), [(None, True), ("0", True), ("0,1", True), ("", False), ("-1", False)]
+)
+def test_a_gpu_that_cuda_was_told_to_hide_is_none(
+    monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, visible: str | None, found: bool
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert gpu.has_gpu() == found
+
+
 def test_the_memory_watch_keeps_the_highest_sample_above_the_start(nvml: FakeNvml):
     watch = GpuMemoryWatch()
     for used_gib in (3, 7, 2):

@@ -448,6 +448,31 @@ def test_the_settings_in_force_are_read_back():
     assert backend.memory().allocated_peak_bytes is None
 
 
+@pytest.mark.parametrize(
+    ("capability", "in_force"), [((7, 5), None), ((8, 0), True), ((9, 0), True)]
+)
+def test_tf32_is_in_force_only_where_the_gpu_has_it(monkeypatch, capability, in_force):
+    # Turing has none, whatever the flag; Ampere and Hopper have it.
+    import paddle
+
+    from backends.paddlepaddle import backend as adapter
+
+    major, minor = capability
+    properties = SimpleNamespace(name="GPU", uuid=None, major=major, minor=minor)
+    monkeypatch.setattr(adapter, "choose_device", lambda *_: "gpu:0")
+    monkeypatch.setattr(adapter, "try_dtype", lambda *_: Capability(available=True))
+    monkeypatch.setattr(adapter, "set_cuda_modes", lambda *_, tf32, **__: tf32)
+    monkeypatch.setattr(adapter, "PinnedTransfer", lambda *_: None)
+    monkeypatch.setattr(paddle, "set_device", lambda _: None)
+    monkeypatch.setattr(paddle.device.cuda, "get_device_properties", lambda _: properties)
+    for name in ("reset_max_memory_allocated", "reset_max_memory_reserved"):
+        monkeypatch.setattr(paddle.device.cuda, name, lambda _: None)
+
+    told = PaddleBackend().open(RunConfig(backend="paddle", steps=1, tf32=True))
+
+    assert told.tf32 is in_force
+
+
 def cuda_is_absent():
     import paddle
 

@@ -1,10 +1,12 @@
 """The PyTorch adapter against float64 arithmetic in NumPy and the published formulas."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from backends.pytorch import backend as adapter
 from backends.pytorch.backend import TorchBackend
 from backends.pytorch.evidence import convolution_dtype
 from harness.config import LossScalePolicy, RunConfig
@@ -24,7 +26,7 @@ from harness.networks import (
     build_network,
     trainable_shapes,
 )
-from harness.protocol import CHANNEL_MEAN, CHANNEL_STD, TrainState, Unsupported
+from harness.protocol import CHANNEL_MEAN, CHANNEL_STD, Capability, TrainState, Unsupported
 from harness.weights import initial_weights
 
 # BatchNorm's epsilon: the float32 number nearest to 1e-5 (NumPy rounds it here).
@@ -752,6 +754,48 @@ def test_the_settings_in_force_are_read_back():
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
     assert backend.open(run_config()).loss_scale_policy is None
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch):
+    """A function that makes `open` see a GPU of this compute capability; it notes the calls."""
+    import torch
+
+    def appear(major: int = 9, minor: int = 0) -> list[str]:
+        calls: list[str] = []
+        device = torch.device("cuda:0")
+        values = {"name": "GPU", "uuid": "0", "major": major, "minor": minor}
+        monkeypatch.setattr(adapter, "choose_device", lambda *_: device)
+        monkeypatch.setattr(adapter, "try_dtype", lambda *_: Capability(available=True))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**values)
+        )
+        for name in ("Stream", "set_device", "reset_peak_memory_stats", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: calls.append(name))
+        return calls
+
+    yield appear
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "in_force"),
+    [
+        # Turing has none, whatever the flag; Ampere, Ada and Hopper have it.
+        ((7, 5), True, None),
+        ((7, 5), False, None),
+        ((8, 0), True, True),
+        ((8, 9), False, False),
+        ((9, 0), True, True),
+    ],
+)
+def test_tf32_is_in_force_only_where_the_gpu_has_it(
+    on_cuda: Any, capability: tuple[int, int], asked: bool, in_force: bool | None
+):
+    on_cuda(*capability)
+
+    assert TorchBackend().open(run_config(tf32=asked)).tf32 is in_force
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -51,6 +51,7 @@ from harness.profiling import Phase
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
+    TF32_CAPABILITY,
     Capabilities,
     DeviceMemory,
     DeviceType,
@@ -114,7 +115,7 @@ class PaddleBackend:
             raise Unsupported(f"paddle cannot run {dtype} on {device}: {capability.reason}")
         paddle.set_device(device)
         threads = set_threads(paddle, run.threads or usable_cpus())
-        tf32 = None
+        tf32 = False
         if self._on_cuda:
             tf32 = set_cuda_modes(paddle, tf32=run.tf32, deterministic=run.deterministic)
         self._format: DataFormat = "NHWC" if run.layout == "nhwc" else "NCHW"
@@ -136,7 +137,9 @@ class PaddleBackend:
             layout="nhwc" if self._format == "NHWC" else "nchw",
             compile=self._compiler(),
             threads=threads,
-            tf32=tf32,
+            tf32=tf32
+            if properties and (properties.major, properties.minor) >= TF32_CAPABILITY
+            else None,
             loss_scale_policy=str(run.loss_scale) if run.scales_loss else None,
         )
 

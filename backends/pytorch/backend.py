@@ -26,6 +26,7 @@ from harness.profiling import Phase
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
+    TF32_CAPABILITY,
     Capabilities,
     DeviceMemory,
     Evidence,
@@ -54,7 +55,7 @@ _NO_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "DEVICE_ALLOCATION_FAILED",
-    # PyTorch passes over each of cuDNN's plans whose workspace does not fit, and says this when none
+    # PyTorch passes over cuDNN's plans whose workspaces do not fit, and says this when none
     # is left. That the device convolves in this dtype at all was tried in ``open``.
     "unable to find an engine to execute this computation",
 )
@@ -114,7 +115,7 @@ class TorchBackend:
             compile="inductor" if run.compile == "on" else "eager",
             threads=torch.get_num_threads(),
             tf32=torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-            if on_cuda
+            if properties and (properties.major, properties.minor) >= TF32_CAPABILITY
             else None,
             loss_scale_policy=str(run.loss_scale) if run.scales_loss else None,
         )

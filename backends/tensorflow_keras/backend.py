@@ -35,6 +35,7 @@ from harness.networks import BatchNorm, Network, place_layers
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
+    TF32_CAPABILITY,
     Capabilities,
     DeviceMemory,
     DeviceType,
@@ -120,7 +121,9 @@ class TensorFlowBackend:
             layout="nchw" if self._channels_first else "nhwc",
             compile="xla" if self._jit else "graph",
             threads=tf.config.threading.get_intra_op_parallelism_threads(),
-            tf32=tf.config.experimental.tensor_float_32_execution_enabled() if gpu else None,
+            tf32=tf.config.experimental.tensor_float_32_execution_enabled()
+            if details.get("compute_capability", (0, 0)) >= TF32_CAPABILITY
+            else None,
             loss_scale_policy=str(run.loss_scale) if run.scales_loss else None,
         )
 
