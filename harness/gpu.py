@@ -138,24 +138,28 @@ def cuda_driver_version() -> str | None:
 class GpuMemoryWatch:
     """Device memory in use by all processes, above what was in use at the start.
 
-    Every method does nothing on a machine without NVIDIA's driver.
+    It is what one process took as long as no other takes or frees any. Every method does nothing on
+    a machine without NVIDIA's driver.
     """
 
     def __init__(self) -> None:
         self._gpus = {gpu.uuid: gpu for gpu in gpus()}
         self._start_bytes = self._used_bytes()
-        self._peak_bytes = dict(self._start_bytes)
+        self._now_bytes: dict[str, int] = {}
 
     def sample(self) -> None:
         """Note what is in use now."""
-        for uuid, used in self._used_bytes().items():
-            self._peak_bytes[uuid] = max(used, self._peak_bytes.get(uuid, 0))
+        self._now_bytes = self._used_bytes()
 
     def used_delta_bytes(self, uuid: str | None) -> int | None:
-        """Highest sample above the start on the GPU ``uuid``; None where it is not known."""
-        if uuid is None or uuid not in self._start_bytes:
+        """The last sample above the start on the GPU ``uuid``; None where it is not known.
+
+        Nor is it where less is in use than at the start: another process has freed some.
+        """
+        if uuid is None or uuid not in self._start_bytes or uuid not in self._now_bytes:
             return None
-        return self._peak_bytes[uuid] - self._start_bytes[uuid]
+        delta_bytes = self._now_bytes[uuid] - self._start_bytes[uuid]
+        return delta_bytes if delta_bytes >= 0 else None
 
     def _used_bytes(self) -> dict[str, int]:
         used = {uuid: gpu.used_bytes() for uuid, gpu in self._gpus.items()}
