@@ -82,10 +82,21 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
-    """Device memory since ``open``; None where the framework or device does not tell."""
+    """Peaks of the device's allocator; None where the framework or device does not tell."""
 
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
+
+    def highest(self, other: DeviceMemory) -> DeviceMemory:
+        """The higher of each peak; what only one of the two tells is taken from it."""
+        return DeviceMemory(
+            allocated_peak_bytes=_highest(self.allocated_peak_bytes, other.allocated_peak_bytes),
+            reserved_peak_bytes=_highest(self.reserved_peak_bytes, other.reserved_peak_bytes),
+        )
+
+
+def _highest(*peaks: int | None) -> int | None:
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +250,15 @@ class Backend(Protocol):
         ...
 
     def memory(self) -> DeviceMemory:
-        """Peak memory of the device allocator since ``open``."""
+        """Peak memory of the device allocator since ``reset_peaks``, or since ``open``."""
+        ...
+
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        """Let the peaks of :meth:`memory` begin anew with what is held now; waits for nothing.
+
+        Args:
+            release_unused: first give back what the allocator holds without use, if it can.
+        """
         ...
 
     def state(self) -> TrainState:

@@ -473,6 +473,25 @@ def test_tf32_is_in_force_only_where_the_gpu_has_it(monkeypatch, capability, in_
     assert told.tf32 is in_force
 
 
+@pytest.mark.parametrize("release_unused", [False, True])
+def test_peaks_begin_anew_below_what_was_given_back(monkeypatch, release_unused):
+    import paddle
+
+    calls = []
+    backend = PaddleBackend()
+    backend.open(RunConfig(backend="paddle", steps=1, device="cpu"))
+    resets = ["reset_max_memory_allocated", "reset_max_memory_reserved"]
+    for name in ("empty_cache", *resets):
+        monkeypatch.setattr(paddle.device.cuda, name, lambda *_, name=name: calls.append(name))
+
+    backend.reset_peaks(release_unused=release_unused)
+    assert calls == []  # a CPU has none
+    backend._on_cuda = True
+    backend.reset_peaks(release_unused=release_unused)
+
+    assert calls == (["empty_cache", *resets] if release_unused else resets)
+
+
 def cuda_is_absent():
     import paddle
 

@@ -542,6 +542,18 @@ def test_the_cpu_can_do_every_dtype_or_says_why_not(backend):
     assert backend.capabilities()["cpu"]["float32"].available
 
 
+@pytest.mark.parametrize(("device_type", "calls"), [("cpu", []), ("cuda", ["GPU:0"])])
+def test_the_peak_begins_anew(prepared, monkeypatch, device_type: str, calls: list[str]):
+    tf_backend, seen = prepared(tiny_network()), []
+    experimental = tf_backend._tf.config.experimental
+    monkeypatch.setattr(experimental, "reset_memory_stats", seen.append)
+    monkeypatch.setattr(tf_backend, "_device_type", device_type)
+
+    tf_backend.reset_peaks(release_unused=True)
+
+    assert seen == calls
+
+
 def test_memory_of_the_cpu_is_unknown(prepared):
     assert prepared(tiny_network()).memory().allocated_peak_bytes is None
 

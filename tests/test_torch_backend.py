@@ -26,7 +26,14 @@ from harness.networks import (
     build_network,
     trainable_shapes,
 )
-from harness.protocol import CHANNEL_MEAN, CHANNEL_STD, Capability, TrainState, Unsupported
+from harness.protocol import (
+    CHANNEL_MEAN,
+    CHANNEL_STD,
+    Capability,
+    DeviceMemory,
+    TrainState,
+    Unsupported,
+)
 from harness.weights import initial_weights
 
 # BatchNorm's epsilon: the float32 number nearest to 1e-5 (NumPy rounds it here).
@@ -796,6 +803,30 @@ def test_tf32_is_in_force_only_where_the_gpu_has_it(
     on_cuda(*capability)
 
     assert TorchBackend().open(run_config(tf32=asked)).tf32 is in_force
+
+
+@pytest.mark.parametrize(
+    ("release_unused", "calls"),
+    [(False, ["reset_peak_memory_stats"]), (True, ["empty_cache", "reset_peak_memory_stats"])],
+)
+def test_peaks_begin_anew_below_what_was_given_back(
+    on_cuda: Any, release_unused: bool, calls: list[str]
+):
+    seen = on_cuda()
+    backend = TorchBackend()
+    backend.open(run_config())
+    seen.clear()
+
+    backend.reset_peaks(release_unused=release_unused)
+
+    assert seen == calls
+
+
+def test_a_cpu_has_no_peaks_to_begin_anew():
+    backend = opened()
+    backend.reset_peaks(release_unused=True)
+
+    assert backend.memory() == DeviceMemory()
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -125,8 +125,6 @@ class PaddleBackend:
         properties = None
         if self._on_cuda:
             properties = paddle.device.cuda.get_device_properties(device)
-            paddle.device.cuda.reset_max_memory_allocated(device)
-            paddle.device.cuda.reset_max_memory_reserved(device)
         self._device = device
         uuid = getattr(properties, "uuid", None)
         return InForce(
@@ -267,6 +265,16 @@ class PaddleBackend:
             allocated_peak_bytes=cuda.max_memory_allocated(self._device),
             reserved_peak_bytes=cuda.max_memory_reserved(self._device),
         )
+
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        """See :meth:`harness.protocol.Backend.reset_peaks`."""
+        if not self._on_cuda:
+            return
+        cuda = self._paddle.device.cuda
+        if release_unused:
+            cuda.empty_cache()
+        cuda.reset_max_memory_allocated(self._device)
+        cuda.reset_max_memory_reserved(self._device)
 
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""

@@ -104,7 +104,6 @@ class TorchBackend:
         self._copy_stream = torch.cuda.Stream(self._device) if on_cuda else None
         if on_cuda:
             torch.cuda.set_device(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
         properties = torch.cuda.get_device_properties(self._device) if on_cuda else None
         return InForce(
             framework_version=torch.__version__,
@@ -275,6 +274,14 @@ class TorchBackend:
             allocated_peak_bytes=self._torch.cuda.max_memory_allocated(self._device),
             reserved_peak_bytes=self._torch.cuda.max_memory_reserved(self._device),
         )
+
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        """See :meth:`harness.protocol.Backend.reset_peaks`."""
+        if self._device.type != "cuda":
+            return
+        if release_unused:
+            self._torch.cuda.empty_cache()
+        self._torch.cuda.reset_peak_memory_stats(self._device)
 
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""

@@ -110,8 +110,6 @@ class TensorFlowBackend:
         own = keras.layers.BatchNormalization
         self._batch_norm = unbiased_batch_norm(keras) if replaced else own
         self._copier = ThreadPoolExecutor(1, "copy to device") if gpu else None
-        if gpu:
-            tf.config.experimental.reset_memory_stats("GPU:0")
         details = tf.config.experimental.get_device_details(gpu) if gpu else {}
         return InForce(
             framework_version=f"{tf.__version__} (Keras {keras.__version__})",
@@ -197,6 +195,11 @@ class TensorFlowBackend:
             return DeviceMemory()
         info = self._tf.config.experimental.get_memory_info("GPU:0")
         return DeviceMemory(allocated_peak_bytes=info["peak"])
+
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        """See :meth:`harness.protocol.Backend.reset_peaks`; TensorFlow gives nothing back."""
+        if self._device_type == "cuda":
+            self._tf.config.experimental.reset_memory_stats("GPU:0")
 
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""
