@@ -82,7 +82,15 @@ class Gpu:
 
     def energy_joules(self) -> float | None:
         """Energy of the board since the driver was loaded (Volta and later)."""
-        return self._ask(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3)
+        return self._ask(self._counted_joules)
+
+    def energy_refusal(self) -> str | None:
+        """NVML's own words for why the energy cannot be read; None where it can."""
+        try:
+            self._counted_joules()
+        except self._nvml.NVMLError as error:
+            return str(error)
+        return None
 
     def throttle_reasons(self) -> list[str]:
         """Why the clock is lower than it could be now; empty where nothing lowers it or tells."""
@@ -91,6 +99,9 @@ class Gpu:
             lambda: int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
         )
         return [reason for bit, reason in THROTTLE_REASONS.items() if (bits or 0) & bit]
+
+    def _counted_joules(self) -> float:
+        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
 
     def _ask(self, question: Callable[[], T]) -> T | None:
         try:
