@@ -8,6 +8,7 @@ import pytest
 
 from backends.pytorch import backend as adapter
 from backends.pytorch.backend import TorchBackend
+from backends.pytorch.device import try_dtype
 from backends.pytorch.evidence import convolution_dtype
 from harness.config import LossScalePolicy, RunConfig
 from harness.networks import (
@@ -859,6 +860,26 @@ def test_the_cpu_can_do_every_dtype_or_says_why_not():
     assert set(capabilities) == {"float32", "float16", "bfloat16", "float64"}
     assert capabilities["float32"].available
     assert all(dtype.available or dtype.reason for dtype in capabilities.values())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_device_that_takes_no_tensor_is_refused_by_its_own_name_and_words(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+):
+    import torch
+
+    asked = []
+
+    def busy(*_: int, device: torch.device, **__: Any) -> torch.Tensor:
+        asked.append(device)
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nmore")
+
+    monkeypatch.setattr(torch, "ones", busy)
+
+    tried = try_dtype(torch, torch.device("cuda:1"), dtype)
+
+    assert asked == [torch.device("cuda", 1)]
+    assert tried.reason == "CUDA error: all CUDA-capable devices are busy or unavailable"
 
 
 def test_the_memory_of_a_cpu_is_unknown_and_not_zero():

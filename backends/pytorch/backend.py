@@ -90,7 +90,7 @@ class TorchBackend:
         on_cuda = self._device.type == "cuda"
         dtype = run.compute_dtype
         self._float = torch.float64 if run.precision == "float64" else torch.float32
-        capability = try_dtype(torch, self._device.type, dtype)
+        capability = try_dtype(torch, self._device, dtype)
         if not capability.available:
             raise Unsupported(f"torch cannot run {dtype} on {self._device}: {capability.reason}")
         if run.threads:
