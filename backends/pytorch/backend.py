@@ -375,8 +375,9 @@ class TorchBackend:
         )
 
     def _is_of_compiler(self, error: RuntimeError) -> bool:
-        own = isinstance(error, self._torch._dynamo.exc.TorchDynamoException)
-        return own and not self.is_out_of_memory(error)
+        from torch._dynamo.exc import TorchDynamoException
+
+        return isinstance(error, TorchDynamoException) and not self.is_out_of_memory(error)
 
     def close(self) -> None:
         """See :meth:`harness.protocol.Backend.close`."""
