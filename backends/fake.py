@@ -182,6 +182,9 @@ class FakeBackend:
         """Unknown."""
         return DeviceMemory()
 
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        """There are none."""
+
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""
         return TrainState(

@@ -10,6 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ class Arm:
         self._hashed_batches = 0
         self._data_wait_s = 0.0
         self._learning_rate = run.lr
+        self._memory = DeviceMemory()
+        self._looked_aside = False
 
     def prepare(self) -> Prepared:
         """Open the device, build the network and put the first batch on its way.
@@ -99,9 +102,11 @@ class Arm:
             run.model, classes=len(self._source.classes), image_size=run.image_size
         )
         in_force = self._backend.open(run)
-        if run.tf32 and in_force.tf32 is None:
+        # Only products in float32 can become TF32's. A mixed run has few, and takes it where it is.
+        if run.tf32 and run.precision != "amp" and in_force.tf32 is None:
             raise Unsupported(
-                f"{in_force.device_name} has no TF32; leave out --tf32, or choose an NVIDIA GPU"
+                f"{in_force.device_name} has no TF32, which NVIDIA's GPUs have from Ampere on; "
+                "float32 is computed strictly there, without --tf32"
             )
         self._backend.build(network, initial_weights(network, seed=run.seed))
         self._batches = TrainBatches(
@@ -157,6 +162,7 @@ class Arm:
         """Validate the current weights in float32; None without validation images."""
         if len(self._source.val) == 0:
             return None
+        self._looked_aside = True
         logits, labels = [], []
         for batch in val_batches(self._source, self._run.batch_size):
             logits.append(self._evaluate_padded(batch))
@@ -176,12 +182,18 @@ class Arm:
     def gradient_histogram(self) -> GradientHistogramPart:
         """Count the gradients of one pass on the next batch; changes nothing."""
         loss_scale = self._backend.state().loss_scale
+        self._looked_aside = True
         probe = self._backend.probe(self._next_batch)
         return gradient_histogram(probe, step=self._steps_done, loss_scale=loss_scale)
 
     def memory(self) -> DeviceMemory:
-        """Peaks of the device allocator."""
-        return self._backend.memory()
+        """Highest peaks of the windows so far, validation and the like left out.
+
+        The very first step, in which libraries try their algorithms, counts only where there was no
+        other; what the allocator reserved counts up to the first validation or look at gradients,
+        since it keeps what those needed.
+        """
+        return self._memory
 
     @property
     def batch_sha256(self) -> str:
@@ -204,10 +216,17 @@ class Arm:
         """Train a step with each of ``rates``, the first on the batch at hand."""
         backend = self._backend
         backend.synchronize()
+        after_first = self._steps_done == 1
+        if after_first:
+            self._memory, self._looked_aside = DeviceMemory(), False
+        backend.reset_peaks(release_unused=after_first)
         self._data_wait_s = 0.0
         cpu_start = self._cpu_clock()
         start = self._clock()
-        for rate in rates:
+        for step, rate in enumerate(rates):
+            if step == 1 and self._steps_done == 0:
+                # In the middle of a window, which is no timed one: each run begins with a warm-up.
+                backend.reset_peaks(release_unused=True)
             if rate != self._learning_rate:
                 backend.set_learning_rate(rate)
                 self._learning_rate = rate
@@ -217,6 +236,7 @@ class Arm:
         backend.synchronize()
         time_s = self._clock() - start
         cpu_s = self._cpu_clock() - cpu_start
+        self._note_peaks()
         results = backend.take_steps()
         applied = sum(not result.skipped for result in results)
         window = Window(
@@ -232,6 +252,12 @@ class Arm:
         )
         self._windows_done += 1
         return window, results
+
+    def _note_peaks(self) -> None:
+        told = self._backend.memory()
+        if self._looked_aside:
+            told = replace(told, reserved_peak_bytes=None)
+        self._memory = self._memory.highest(told)
 
     def _device_batches(self) -> Iterator[Any]:
         """The stream of batches on the device; synthetic input is one batch that stays there."""

@@ -48,10 +48,17 @@ class NvmlMeter:
     source = "NVML's energy counter of the board"
 
     def __init__(self, gpu: Gpu) -> None:
+        """Try the counter of ``gpu``.
+
+        Raises:
+            NoCounter: it cannot be read.
+        """
         self._gpu = gpu
         self._start: float | None = None
-        if gpu.energy_joules() is None:
-            raise NoCounter("this GPU has no energy counter (they came with Volta)")
+        if (refusal := gpu.energy_refusal()) is not None:
+            raise NoCounter(
+                f"this GPU's energy counter cannot be read: {refusal}; counters came with Volta"
+            )
 
     def start(self) -> None:
         """See :class:`EnergyMeter`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, TypeVar
@@ -81,7 +82,15 @@ class Gpu:
 
     def energy_joules(self) -> float | None:
         """Energy of the board since the driver was loaded (Volta and later)."""
-        return self._ask(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3)
+        return self._ask(self._counted_joules)
+
+    def energy_refusal(self) -> str | None:
+        """NVML's own words for why the energy cannot be read; None where it can."""
+        try:
+            self._counted_joules()
+        except self._nvml.NVMLError as error:
+            return str(error)
+        return None
 
     def throttle_reasons(self) -> list[str]:
         """Why the clock is lower than it could be now; empty where nothing lowers it or tells."""
@@ -90,6 +99,9 @@ class Gpu:
             lambda: int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
         )
         return [reason for bit, reason in THROTTLE_REASONS.items() if (bits or 0) & bit]
+
+    def _counted_joules(self) -> float:
+        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
 
     def _ask(self, question: Callable[[], T]) -> T | None:
         try:
@@ -113,8 +125,10 @@ def find_gpu(uuid: str | None) -> Gpu | None:
 
 
 def has_gpu() -> bool:
-    """Whether NVIDIA's driver reports a device; imports no framework."""
-    return bool(gpus())
+    """Whether NVIDIA's driver reports a device that CUDA may use; imports no framework."""
+    # NVML lists what CUDA was told to hide.
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and bool(gpus())
 
 
 def driver_version() -> str | None:
@@ -135,24 +149,28 @@ def cuda_driver_version() -> str | None:
 class GpuMemoryWatch:
     """Device memory in use by all processes, above what was in use at the start.
 
-    Every method does nothing on a machine without NVIDIA's driver.
+    It is what one process took as long as no other takes or frees any. Every method does nothing on
+    a machine without NVIDIA's driver.
     """
 
     def __init__(self) -> None:
         self._gpus = {gpu.uuid: gpu for gpu in gpus()}
         self._start_bytes = self._used_bytes()
-        self._peak_bytes = dict(self._start_bytes)
+        self._now_bytes: dict[str, int] = {}
 
     def sample(self) -> None:
         """Note what is in use now."""
-        for uuid, used in self._used_bytes().items():
-            self._peak_bytes[uuid] = max(used, self._peak_bytes.get(uuid, 0))
+        self._now_bytes = self._used_bytes()
 
     def used_delta_bytes(self, uuid: str | None) -> int | None:
-        """Highest sample above the start on the GPU ``uuid``; None where it is not known."""
-        if uuid is None or uuid not in self._start_bytes:
+        """The last sample above the start on the GPU ``uuid``; None where it is not known.
+
+        Nor is it where less is in use than at the start: another process has freed some.
+        """
+        if uuid is None or uuid not in self._start_bytes or uuid not in self._now_bytes:
             return None
-        return self._peak_bytes[uuid] - self._start_bytes[uuid]
+        delta_bytes = self._now_bytes[uuid] - self._start_bytes[uuid]
+        return delta_bytes if delta_bytes >= 0 else None
 
     def _used_bytes(self) -> dict[str, int]:
         used = {uuid: gpu.used_bytes() for uuid, gpu in self._gpus.items()}

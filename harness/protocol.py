@@ -28,6 +28,10 @@ PEAK_OPERATIONS: tuple[PeakOperation, ...] = ("matrix product", "pointwise convo
 """Operations of as many FLOPs as their definition says: an algorithm such as Winograd's, which
 gets by with fewer, fits neither, so that their speed is the device's."""
 
+TF32_CAPABILITY = (8, 0)
+"""Compute capability from which NVIDIA's GPUs have TF32: Ampere's. An older one takes a framework's
+flag and computes strictly."""
+
 
 class Unsupported(Exception):
     """This machine or framework cannot do what was asked: the reason, then the remedy."""
@@ -78,10 +82,21 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
-    """Device memory since ``open``; None where the framework or device does not tell."""
+    """Peaks of the device's allocator; None where the framework or device does not tell."""
 
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
+
+    def highest(self, other: DeviceMemory) -> DeviceMemory:
+        """The higher of each peak; what only one of the two tells is taken from it."""
+        return DeviceMemory(
+            allocated_peak_bytes=_highest(self.allocated_peak_bytes, other.allocated_peak_bytes),
+            reserved_peak_bytes=_highest(self.reserved_peak_bytes, other.reserved_peak_bytes),
+        )
+
+
+def _highest(*peaks: int | None) -> int | None:
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +226,11 @@ class Backend(Protocol):
         ...
 
     def train_step(self, batch: Any) -> None:
-        """Enqueue forward, backward and update; returns without waiting for the device."""
+        """Enqueue forward, backward and update; returns without waiting for the device.
+
+        Raises:
+            Unsupported: the step cannot be compiled, where a compiler only shows that now.
+        """
         ...
 
     def take_steps(self) -> list[StepResult]:
@@ -231,7 +250,15 @@ class Backend(Protocol):
         ...
 
     def memory(self) -> DeviceMemory:
-        """Peak memory of the device allocator since ``open``."""
+        """Peak memory of the device allocator since ``reset_peaks``, or since ``open``."""
+        ...
+
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        """Let the peaks of :meth:`memory` begin anew with what is held now; waits for nothing.
+
+        Args:
+            release_unused: first give back what the allocator holds without use, if it can.
+        """
         ...
 
     def state(self) -> TrainState:

@@ -53,6 +53,7 @@ class Session:
         """Import the framework and make everything ready for the first step."""
         config = self._run = RunConfig.model_validate(run)
         self._gpu_memory = GpuMemoryWatch()
+        self._alone = True
         self.backend = load_backend(config.backend)
         self._arm = Arm(config, self.backend, open_pixels(InputSpec.model_validate(spec), config))
         prepared = self._arm.prepare()
@@ -94,11 +95,13 @@ class Session:
         self._conditions.start()
         result = self._arm.window(**arguments)
         result.window.conditions = self._conditions.stop()
-        self._gpu_memory.sample()
+        if self._alone:
+            self._gpu_memory.sample()
         return {"result": result}
 
     def evidence(self) -> dict[str, Any]:
-        """Show what a step runs in."""
+        """Show what a step runs in; ends the warm-up, after which other workers may start."""
+        self._alone = False
         return {"evidence": self._arm.evidence()}
 
     def profile(self, *, steps: int, trace: str | None) -> dict[str, Any]:

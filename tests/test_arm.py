@@ -16,6 +16,7 @@ from datasets import DataError, PixelSource, SyntheticPixels
 from harness import arm as arm_module
 from harness.arm import Arm, WindowResult, accuracy
 from harness.config import LossScalePolicy, RunConfig
+from harness.protocol import DeviceMemory, Probe, Unsupported
 
 
 class Recorder(FakeBackend):
@@ -207,6 +208,94 @@ def test_the_model_is_told_with_its_parameters_and_flops():
     # LeNet as in the tests of the networks, with 3 instead of 10 outputs: 7·501 fewer.
     assert (model.name, model.parameters) == ("lenet", 432_080 - 7 * 501)
     assert model.forward_flops_per_image == 2 * (2_869_000 - 7 * 500)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "float64"])
+def test_tf32_is_refused_where_the_device_lacks_it(precision: str):
+    arm = Arm(fake_run(tf32=True, precision=precision), Recorder(), KnownPixels())
+
+    with pytest.raises(Unsupported, match=r"^CPU has no TF32.*Ampere.*without --tf32"):
+        arm.prepare()
+
+
+def test_a_mixed_run_takes_tf32_only_where_it_is():
+    # So do the rungs of a ladder above the one for TF32.
+    with prepared(fake_run(tf32=True, precision="amp")) as (arm, _):
+        assert len(window(arm, 2).loss) == 2
+
+
+# --- memory of the device
+
+
+class Metered(FakeBackend):
+    """An allocator that keeps what it once reserved: 10 bytes are held, and each act needs more."""
+
+    def __init__(self, steps: tuple[int, ...]) -> None:
+        super().__init__()
+        self._needs = [*steps]
+        self._allocated = self._reserved_peak = self._reserved = 10
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(
+            allocated_peak_bytes=self._allocated, reserved_peak_bytes=self._reserved_peak
+        )
+
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        if release_unused:
+            self._reserved = 10
+        self._allocated, self._reserved_peak = 10, self._reserved
+
+    def _need(self, needed: int) -> None:
+        self._allocated = max(self._allocated, needed)
+        self._reserved = max(self._reserved, needed)
+        self._reserved_peak = max(self._reserved_peak, self._reserved)
+
+    def train_step(self, batch: Any) -> None:
+        self._need(self._needs.pop(0))
+        super().train_step(batch)
+
+    def evaluate(self, batch: Any) -> np.ndarray:
+        self._need(80)
+        return super().evaluate(batch)
+
+    def probe(self, batch: Any) -> Probe:
+        self._need(90)
+        return super().probe(batch)
+
+
+@pytest.mark.parametrize(
+    ("acts", "allocated", "reserved"),
+    [
+        # The first step tries algorithms and takes 100; the others 50, one of them 60.
+        ([1], 100, 100),
+        ([2], 50, 50),
+        ([1, 1], 50, 50),
+        ([1, 2, 1], 60, 60),
+        ([1, 1, 1, 1, 1], 60, 60),
+        # A validation takes 80, a look at the gradients 90; both leave that reserved.
+        (["evaluate", 1, 1], 50, 50),
+        ([1, "evaluate", 1], 50, 50),
+        ([1, 1, "evaluate", 2], 60, 50),
+        ([1, 2, "gradient_histogram", 2], 60, 60),
+        ([1, "evaluate"], 100, 100),
+    ],
+)
+def test_the_peak_is_that_of_the_steps_after_the_first(
+    acts: list[int | str], allocated: int, reserved: int
+):
+    backend = Metered((100, 50, 60, 50, 50))
+    with prepared(fake_run(), KnownPixels(val=3), backend) as (arm, _):
+        for act in acts:
+            window(arm, act) if isinstance(act, int) else getattr(arm, act)()
+        peaks = arm.memory()
+
+    assert (peaks.allocated_peak_bytes, peaks.reserved_peak_bytes) == (allocated, reserved)
+
+
+def test_a_device_that_does_not_tell_has_unknown_peaks():
+    with prepared(fake_run()) as (arm, _):
+        window(arm, 2)
+        assert arm.memory() == DeviceMemory()
 
 
 # --- batches

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,15 @@ import pytest
 from fake_nvml import UUID, FakeNvml
 from fake_runs import fake_run, synthetic_input
 
+from backends.fake import FakeBackend
 from harness import conditions, gpu
 from harness.conditions import BackgroundLoad, Conditions, own_cpu_s
+from harness.config import RunConfig
 from harness.energy import prepare_meter
 from harness.gpu import THROTTLE_REASONS, Gpu, GpuMemoryWatch
+from harness.protocol import InForce
 from harness.records import EnergyPart, Window, WindowConditions
+from harness.worker import Session
 from harness.worker_process import WorkerProcess
 
 
@@ -26,6 +31,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml()
     monkeypatch.setattr(gpu, "open_nvml", lambda: fake)
     return fake
+
+
+FAKE_OPEN = FakeBackend.open
 
 
 def fake_gpu(fake: Any) -> Gpu:
@@ -109,14 +117,66 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch):
     assert GpuMemoryWatch().used_delta_bytes(UUID) is None
 
 
-def test_the_memory_watch_keeps_the_highest_sample_above_the_start(nvml: FakeNvml):
+@pytest.mark.parametrize(
+    ("visible", "found"), [(None, True), ("0", True), ("0,1", True), ("", False), ("-1", False)]
+)
+def test_a_gpu_that_cuda_was_told_to_hide_is_none(
+    monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, visible: str | None, found: bool
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert gpu.has_gpu() == found
+
+
+def test_the_memory_watch_tells_the_last_sample_above_the_start(nvml: FakeNvml):
     watch = GpuMemoryWatch()
-    for used_gib in (3, 7, 2):
+    assert watch.used_delta_bytes(UUID) is None
+    # 1 GiB at the start; the first step takes more than the others.
+    for used_gib in (7, 3):
         nvml.used_bytes = used_gib * 2**30
         watch.sample()
 
-    assert watch.used_delta_bytes(UUID) == 6 * 2**30
+    assert watch.used_delta_bytes(UUID) == 2 * 2**30
     assert watch.used_delta_bytes("GPU-another") is None
+
+
+def test_memory_that_another_process_freed_leaves_the_own_unknown(nvml: FakeNvml):
+    watch = GpuMemoryWatch()
+    nvml.used_bytes = 0
+    watch.sample()
+
+    assert watch.used_delta_bytes(UUID) is None
+
+
+def opened_on_the_gpu(backend: FakeBackend, run: RunConfig) -> InForce:
+    return replace(FAKE_OPEN(backend, run), device_uuid=UUID)
+
+
+def test_a_worker_samples_the_device_before_another_may_start(
+    monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml
+):
+    monkeypatch.setattr(FakeBackend, "open", opened_on_the_gpu)
+    session = Session()
+    session.prepare(
+        run=fake_run(input="synthetic").model_dump(mode="json"),
+        spec=synthetic_input().spec.model_dump(mode="json"),
+    )
+
+    def train(used_gib: int, *, warmup: bool) -> None:
+        nvml.used_bytes = used_gib * 2**30
+        session.window(steps=1, warmup=warmup, arm_position=0)
+
+    # 1 GiB at the start. The other worker of a pair takes 8 after this one's warm-up.
+    train(6, warmup=True)
+    train(4, warmup=True)
+    session.evidence()
+    train(12, warmup=False)
+    told = session.conclude()["memory"].device_used_delta_bytes
+    session.close()
+
+    assert told == 3 * 2**30
 
 
 def test_the_gpu_is_found_by_its_uuid(nvml: FakeNvml):

@@ -129,8 +129,9 @@ def test_nvmls_counter_is_read_in_millijoules():
     assert meter.joules() == pytest.approx(123.456)
 
 
-def test_an_old_gpu_has_no_energy_counter():
-    with pytest.raises(NoCounter, match="Volta"):
+def test_a_counter_that_cannot_be_read_is_told_in_nvmls_words():
+    # The text is that of the stand-in's NVMLError.
+    with pytest.raises(NoCounter, match=r"cannot be read: Not Supported; counters .* Volta"):
         NvmlMeter(Gpu(FakeNvml(unsupported=["energy"]), "handle 0"))
 
 

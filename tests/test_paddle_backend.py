@@ -448,6 +448,50 @@ def test_the_settings_in_force_are_read_back():
     assert backend.memory().allocated_peak_bytes is None
 
 
+@pytest.mark.parametrize(
+    ("capability", "in_force"), [((7, 5), None), ((8, 0), True), ((9, 0), True)]
+)
+def test_tf32_is_in_force_only_where_the_gpu_has_it(monkeypatch, capability, in_force):
+    # Turing has none, whatever the flag; Ampere and Hopper have it.
+    import paddle
+
+    from backends.paddlepaddle import backend as adapter
+
+    major, minor = capability
+    properties = SimpleNamespace(name="GPU", uuid=None, major=major, minor=minor)
+    monkeypatch.setattr(adapter, "choose_device", lambda *_: "gpu:0")
+    monkeypatch.setattr(adapter, "try_dtype", lambda *_: Capability(available=True))
+    monkeypatch.setattr(adapter, "set_cuda_modes", lambda *_, tf32, **__: tf32)
+    monkeypatch.setattr(adapter, "PinnedTransfer", lambda *_: None)
+    monkeypatch.setattr(paddle, "set_device", lambda _: None)
+    monkeypatch.setattr(paddle.device.cuda, "get_device_properties", lambda _: properties)
+    for name in ("reset_max_memory_allocated", "reset_max_memory_reserved"):
+        monkeypatch.setattr(paddle.device.cuda, name, lambda _: None)
+
+    told = PaddleBackend().open(RunConfig(backend="paddle", steps=1, tf32=True))
+
+    assert told.tf32 is in_force
+
+
+@pytest.mark.parametrize("release_unused", [False, True])
+def test_peaks_begin_anew_below_what_was_given_back(monkeypatch, release_unused):
+    import paddle
+
+    calls = []
+    backend = PaddleBackend()
+    backend.open(RunConfig(backend="paddle", steps=1, device="cpu"))
+    resets = ["reset_max_memory_allocated", "reset_max_memory_reserved"]
+    for name in ("empty_cache", *resets):
+        monkeypatch.setattr(paddle.device.cuda, name, lambda *_, name=name: calls.append(name))
+
+    backend.reset_peaks(release_unused=release_unused)
+    assert calls == []  # a CPU has none
+    backend._on_cuda = True
+    backend.reset_peaks(release_unused=release_unused)
+
+    assert calls == (["empty_cache", *resets] if release_unused else resets)
+
+
 def cuda_is_absent():
     import paddle
 

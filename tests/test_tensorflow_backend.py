@@ -1,6 +1,7 @@
 """The TensorFlow adapter against formulas written out in NumPy float64."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -477,6 +478,33 @@ def test_without_xla_the_step_is_a_plain_graph(prepared):
     assert prepared.in_force.tf32 is None
 
 
+@pytest.mark.parametrize(
+    ("details", "in_force"),
+    [
+        # Turing has none, whatever the flag; Ampere and Hopper have it.
+        ({"compute_capability": (7, 5)}, None),
+        ({"compute_capability": (8, 0)}, True),
+        ({"compute_capability": (9, 0)}, True),
+        ({}, None),
+    ],
+)
+def test_tf32_is_in_force_only_where_the_gpu_has_it(
+    backend, monkeypatch: pytest.MonkeyPatch, details: dict, in_force: bool | None
+):
+    from backends.tensorflow_keras import backend as adapter
+
+    experimental = backend._tf.config.experimental
+    monkeypatch.setattr(adapter, "choose_gpu", lambda *_: SimpleNamespace(name="GPU:0"))
+    monkeypatch.setattr(adapter, "configure", lambda *_: None)
+    monkeypatch.setattr(adapter, "place", lambda _: "/CPU:0")
+    monkeypatch.setattr(adapter, "gpu_uuid", lambda _: None)
+    monkeypatch.setattr(experimental, "get_device_details", lambda _: details)
+    monkeypatch.setattr(experimental, "reset_memory_stats", lambda _: None)
+    run = RunConfig(backend="tensorflow", steps=1, compile="off", tf32=True)
+
+    assert backend.open(run).tf32 is in_force
+
+
 def test_xla_computes_the_same_step_and_evaluation_in_either_layout(prepared):
     """XLA is what makes NCHW possible on a CPU, so the layouts are compared here."""
     losses, logits = {}, {}
@@ -512,6 +540,18 @@ def test_the_cpu_can_do_every_dtype_or_says_why_not(backend):
     for capability in backend.capabilities()["cpu"].values():
         assert capability.available or capability.reason
     assert backend.capabilities()["cpu"]["float32"].available
+
+
+@pytest.mark.parametrize(("device_type", "calls"), [("cpu", []), ("cuda", ["GPU:0"])])
+def test_the_peak_begins_anew(prepared, monkeypatch, device_type: str, calls: list[str]):
+    tf_backend, seen = prepared(tiny_network()), []
+    experimental = tf_backend._tf.config.experimental
+    monkeypatch.setattr(experimental, "reset_memory_stats", seen.append)
+    monkeypatch.setattr(tf_backend, "_device_type", device_type)
+
+    tf_backend.reset_peaks(release_unused=True)
+
+    assert seen == calls
 
 
 def test_memory_of_the_cpu_is_unknown(prepared):

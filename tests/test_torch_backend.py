@@ -1,11 +1,15 @@
 """The PyTorch adapter against float64 arithmetic in NumPy and the published formulas."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from backends.pytorch import backend as adapter
 from backends.pytorch.backend import TorchBackend
+from backends.pytorch.device import try_dtype
+from backends.pytorch.evidence import convolution_dtype
 from harness.config import LossScalePolicy, RunConfig
 from harness.networks import (
     BatchNorm,
@@ -23,7 +27,14 @@ from harness.networks import (
     build_network,
     trainable_shapes,
 )
-from harness.protocol import CHANNEL_MEAN, CHANNEL_STD, TrainState, Unsupported
+from harness.protocol import (
+    CHANNEL_MEAN,
+    CHANNEL_STD,
+    Capability,
+    DeviceMemory,
+    TrainState,
+    Unsupported,
+)
 from harness.weights import initial_weights
 
 # BatchNorm's epsilon: the float32 number nearest to 1e-5 (NumPy rounds it here).
@@ -702,6 +713,38 @@ def test_float16_comes_close_to_float64_layer_by_layer():
         close(probe.parameter_gradients[name], reference.parameter_gradients[name], 5e-2)
 
 
+class Event:
+    """What the profiler tells of an operation."""
+
+    def __init__(self, name: str, *dtypes: str) -> None:
+        self.name = lambda: name
+        self.dtypes = lambda: [*dtypes]
+
+
+@pytest.mark.parametrize(
+    ("events", "dtype"),
+    [
+        # As Inductor names them on CUDA: the cast of a float32 input, and the convolution after it.
+        (
+            [
+                Event("triton_poi_fused__to_copy_convolution_0", "float", "c10::Half", "Int"),
+                Event("aten::convolution", "c10::Half", "c10::Half", ""),
+                Event("aten::cudnn_convolution", "c10::Half", "c10::Half"),
+                Event("aten::convolution_backward", "c10::Half", "c10::Half"),
+            ],
+            "float16",
+        ),
+        ([Event("aten::convolution", "float"), Event("aten::_convolution", "c10::Half")], "mixed"),
+        ([Event("aten::convolution", "c10::BFloat16"), Event("aten::add", "float")], "bfloat16"),
+        ([Event("triton_poi_fused_convolution_1", "float"), Event("aten::convolution")], "unknown"),
+    ],
+)
+def test_only_atens_convolutions_tell_what_a_compiled_step_computes_in(
+    events: list[Event], dtype: str
+):
+    assert convolution_dtype(events) == dtype
+
+
 # --- the device
 
 
@@ -719,6 +762,72 @@ def test_the_settings_in_force_are_read_back():
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
     assert backend.open(run_config()).loss_scale_policy is None
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch):
+    """A function that makes `open` see a GPU of this compute capability; it notes the calls."""
+    import torch
+
+    def appear(major: int = 9, minor: int = 0) -> list[str]:
+        calls: list[str] = []
+        device = torch.device("cuda:0")
+        values = {"name": "GPU", "uuid": "0", "major": major, "minor": minor}
+        monkeypatch.setattr(adapter, "choose_device", lambda *_: device)
+        monkeypatch.setattr(adapter, "try_dtype", lambda *_: Capability(available=True))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**values)
+        )
+        for name in ("Stream", "set_device", "reset_peak_memory_stats", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: calls.append(name))
+        return calls
+
+    yield appear
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "in_force"),
+    [
+        # Turing has none, whatever the flag; Ampere, Ada and Hopper have it.
+        ((7, 5), True, None),
+        ((7, 5), False, None),
+        ((8, 0), True, True),
+        ((8, 9), False, False),
+        ((9, 0), True, True),
+    ],
+)
+def test_tf32_is_in_force_only_where_the_gpu_has_it(
+    on_cuda: Any, capability: tuple[int, int], asked: bool, in_force: bool | None
+):
+    on_cuda(*capability)
+
+    assert TorchBackend().open(run_config(tf32=asked)).tf32 is in_force
+
+
+@pytest.mark.parametrize(
+    ("release_unused", "calls"),
+    [(False, ["reset_peak_memory_stats"]), (True, ["empty_cache", "reset_peak_memory_stats"])],
+)
+def test_peaks_begin_anew_below_what_was_given_back(
+    on_cuda: Any, release_unused: bool, calls: list[str]
+):
+    seen = on_cuda()
+    backend = TorchBackend()
+    backend.open(run_config())
+    seen.clear()
+
+    backend.reset_peaks(release_unused=release_unused)
+
+    assert seen == calls
+
+
+def test_a_cpu_has_no_peaks_to_begin_anew():
+    backend = opened()
+    backend.reset_peaks(release_unused=True)
+
+    assert backend.memory() == DeviceMemory()
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -753,6 +862,26 @@ def test_the_cpu_can_do_every_dtype_or_says_why_not():
     assert all(dtype.available or dtype.reason for dtype in capabilities.values())
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_device_that_takes_no_tensor_is_refused_by_its_own_name_and_words(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+):
+    import torch
+
+    asked = []
+
+    def busy(*_: int, device: torch.device, **__: Any) -> torch.Tensor:
+        asked.append(device)
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nmore")
+
+    monkeypatch.setattr(torch, "ones", busy)
+
+    tried = try_dtype(torch, torch.device("cuda:1"), dtype)
+
+    assert asked == [torch.device("cuda", 1)]
+    assert tried.reason == "CUDA error: all CUDA-capable devices are busy or unavailable"
+
+
 def test_the_memory_of_a_cpu_is_unknown_and_not_zero():
     backend = opened()
     train(backend, 0)
@@ -771,6 +900,20 @@ def test_running_out_of_memory_is_told_from_other_errors():
     assert backend.is_out_of_memory(caught.value)
     assert backend.is_out_of_memory(MemoryError())
     assert backend.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    for text in (
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "FIND was unable to find an engine to execute this computation",
+        "GET was unable to find an engine to execute this computation",
+        "InductorError: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ):
+        assert backend.is_out_of_memory(RuntimeError(text)), text
+    assert backend.is_out_of_memory(torch.AcceleratorError("CUDA error: out of memory"))
+    assert not backend.is_out_of_memory(
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    )
+    assert not backend.is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"))
     assert not backend.is_out_of_memory(RuntimeError("shapes do not fit"))
     assert not backend.is_out_of_memory(ValueError("can't allocate memory"))
 
@@ -780,6 +923,42 @@ def test_both_layouts_train_alike():
     losses = [[step.loss for step in train(backend, 0, 1, 2)] for backend in (first, second)]
 
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+def failing_compiler(monkeypatch: pytest.MonkeyPatch, inner: Exception) -> TorchBackend:
+    """A backend whose compiler fails as Inductor does, on ``inner``."""
+    from torch._inductor.exc import InductorError
+
+    def compiled(_: Any) -> Any:
+        raise InductorError(inner, None)
+
+    backend = opened(compile="on")
+    monkeypatch.setattr(backend, "_forward", compiled)
+    return backend
+
+
+def test_a_step_that_cannot_be_compiled_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    # What torch raises in an image without a compiler (seen with CXX=/nowhere).
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    backend = failing_compiler(monkeypatch, InvalidCxxCompiler())
+    told = r"compile test on cpu: InvalidCxxCompiler: No working C\+\+ .*g\+\+.*--compile off"
+
+    with pytest.raises(Unsupported, match=told):
+        backend.train_step(batch_of(backend))
+
+
+def test_a_compiler_that_runs_out_of_memory_is_not_refused(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    inner = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    backend = failing_compiler(monkeypatch, inner)
+
+    with pytest.raises(RuntimeError) as caught:
+        backend.train_step(batch_of(backend))
+    assert backend.is_out_of_memory(caught.value)
 
 
 @pytest.mark.slow

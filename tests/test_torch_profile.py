@@ -4,10 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_runs import VirtualTime
 from profiled import assert_same_tensors, batch_of, built, trace_events
 
 from backends.pytorch.backend import TorchBackend
 from backends.pytorch.profile import kernel_spans, operation_kind
+from harness import profiling
 from harness.profiling import Share, Span
 
 pytestmark = pytest.mark.torch
@@ -70,6 +72,23 @@ def test_training_goes_on_as_if_no_profile_had_been_taken(changes: dict[str, Any
     results = profiled.take_steps()
     assert len(results) == 3
     assert results == plain.take_steps()
+
+
+def test_moving_the_batch_to_the_device_counts_as_input(monkeypatch: pytest.MonkeyPatch):
+    # Time stands still but while a batch is on its way.
+    time, backend = VirtualTime(), opened()
+    batch, put = batch_of(backend, 0), backend.put
+    monkeypatch.setattr(profiling, "time", time)
+
+    def slow_put(images: Any, labels: Any) -> Any:
+        time.sleep(3)
+        return put(images, labels)
+
+    monkeypatch.setattr(backend, "put", slow_put)
+
+    profile = backend.profile(batch, steps=2, trace=None)
+
+    assert profile.phases_s == {"input": 3, "forward": 0, "backward": 0, "optimizer": 0}
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

@@ -51,6 +51,7 @@ from harness.profiling import Phase
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
+    TF32_CAPABILITY,
     Capabilities,
     DeviceMemory,
     DeviceType,
@@ -114,7 +115,7 @@ class PaddleBackend:
             raise Unsupported(f"paddle cannot run {dtype} on {device}: {capability.reason}")
         paddle.set_device(device)
         threads = set_threads(paddle, run.threads or usable_cpus())
-        tf32 = None
+        tf32 = False
         if self._on_cuda:
             tf32 = set_cuda_modes(paddle, tf32=run.tf32, deterministic=run.deterministic)
         self._format: DataFormat = "NHWC" if run.layout == "nhwc" else "NCHW"
@@ -124,8 +125,6 @@ class PaddleBackend:
         properties = None
         if self._on_cuda:
             properties = paddle.device.cuda.get_device_properties(device)
-            paddle.device.cuda.reset_max_memory_allocated(device)
-            paddle.device.cuda.reset_max_memory_reserved(device)
         self._device = device
         uuid = getattr(properties, "uuid", None)
         return InForce(
@@ -136,7 +135,9 @@ class PaddleBackend:
             layout="nhwc" if self._format == "NHWC" else "nchw",
             compile=self._compiler(),
             threads=threads,
-            tf32=tf32,
+            tf32=tf32
+            if properties and (properties.major, properties.minor) >= TF32_CAPABILITY
+            else None,
             loss_scale_policy=str(run.loss_scale) if run.scales_loss else None,
         )
 
@@ -264,6 +265,16 @@ class PaddleBackend:
             allocated_peak_bytes=cuda.max_memory_allocated(self._device),
             reserved_peak_bytes=cuda.max_memory_reserved(self._device),
         )
+
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        """See :meth:`harness.protocol.Backend.reset_peaks`."""
+        if not self._on_cuda:
+            return
+        cuda = self._paddle.device.cuda
+        if release_unused:
+            cuda.empty_cache()
+        cuda.reset_max_memory_allocated(self._device)
+        cuda.reset_max_memory_reserved(self._device)
 
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""

@@ -26,6 +26,7 @@ from harness.profiling import Phase
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
+    TF32_CAPABILITY,
     Capabilities,
     DeviceMemory,
     Evidence,
@@ -44,6 +45,21 @@ from harness.weights import Weights
 
 if TYPE_CHECKING:
     import torch
+
+_NO_MEMORY = (
+    # The allocator of the CPU.
+    "can't allocate memory",
+    # The driver, outside PyTorch's allocator: contexts, modules, streams, pinned memory.
+    "out of memory",
+    # Handles and workspaces of cuBLAS and cuDNN, in cuDNN 9's words too.
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "DEVICE_ALLOCATION_FAILED",
+    # PyTorch passes over cuDNN's plans whose workspaces do not fit, and says this when none
+    # is left. That the device convolves in this dtype at all was tried in ``open``.
+    "unable to find an engine to execute this computation",
+)
+"""Plain RuntimeErrors that say so; their text is all there is to tell by."""
 
 
 class _Batch(NamedTuple):
@@ -74,7 +90,7 @@ class TorchBackend:
         on_cuda = self._device.type == "cuda"
         dtype = run.compute_dtype
         self._float = torch.float64 if run.precision == "float64" else torch.float32
-        capability = try_dtype(torch, self._device.type, dtype)
+        capability = try_dtype(torch, self._device, dtype)
         if not capability.available:
             raise Unsupported(f"torch cannot run {dtype} on {self._device}: {capability.reason}")
         if run.threads:
@@ -88,7 +104,6 @@ class TorchBackend:
         self._copy_stream = torch.cuda.Stream(self._device) if on_cuda else None
         if on_cuda:
             torch.cuda.set_device(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
         properties = torch.cuda.get_device_properties(self._device) if on_cuda else None
         return InForce(
             framework_version=torch.__version__,
@@ -99,7 +114,7 @@ class TorchBackend:
             compile="inductor" if run.compile == "on" else "eager",
             threads=torch.get_num_threads(),
             tf32=torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-            if on_cuda
+            if properties and (properties.major, properties.minor) >= TF32_CAPABILITY
             else None,
             loss_scale_policy=str(run.loss_scale) if run.scales_loss else None,
         )
@@ -170,8 +185,19 @@ class TorchBackend:
 
     def train_step(self, batch: _Batch) -> None:
         """See :meth:`harness.protocol.Backend.train_step`."""
-        for _ in self._phases(batch):
-            pass
+        try:
+            for _ in self._phases(batch):
+                pass
+        except RuntimeError as error:
+            # The compiler runs within the first step, backward pass included. What it lacks (a C++
+            # compiler, Triton, a newer GPU) shows there.
+            if self._run.compile != "on" or not self._is_of_compiler(error):
+                raise
+            raise Unsupported(
+                f"torch.compile (Inductor) cannot compile {self._network.name} on {self._device}: "
+                f"{str(error).splitlines()[0]}; install a C++ compiler such as g++ where it is "
+                "missing, or use --compile off"
+            ) from error
 
     def _phases(self, batch: _Batch) -> Iterator[Phase]:
         """One training step that stops when each of its phases is enqueued."""
@@ -198,6 +224,11 @@ class TorchBackend:
             if not self._run.loss_scale.dynamic:
                 self._scaler.update(self._run.loss_scale.initial)
         yield "optimizer"
+
+    def _phases_from_host(self, images: np.ndarray, labels: np.ndarray) -> Iterator[Phase]:
+        batch = self.put(images, labels)
+        yield "input"
+        yield from self._phases(batch)
 
     def take_steps(self) -> list[StepResult]:
         """See :meth:`harness.protocol.Backend.take_steps`."""
@@ -243,6 +274,14 @@ class TorchBackend:
             allocated_peak_bytes=self._torch.cuda.max_memory_allocated(self._device),
             reserved_peak_bytes=self._torch.cuda.max_memory_reserved(self._device),
         )
+
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        """See :meth:`harness.protocol.Backend.reset_peaks`."""
+        if self._device.type != "cuda":
+            return
+        if release_unused:
+            self._torch.cuda.empty_cache()
+        self._torch.cuda.reset_peak_memory_stats(self._device)
 
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""
@@ -315,7 +354,7 @@ class TorchBackend:
             return profile_steps(
                 self._torch,
                 lambda: self.train_step(batch),
-                lambda: self._phases(self.put(*host)),
+                lambda: self._phases_from_host(*host),
                 self.synchronize,
                 on_cuda=self._device.type == "cuda",
                 steps=steps,
@@ -331,10 +370,14 @@ class TorchBackend:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
-        # The CPU allocator raises a plain RuntimeError; its text is all there is to tell by.
         return isinstance(error, self._torch.OutOfMemoryError | MemoryError) or (
-            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+            isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
         )
+
+    def _is_of_compiler(self, error: RuntimeError) -> bool:
+        from torch._dynamo.exc import TorchDynamoException
+
+        return isinstance(error, TorchDynamoException) and not self.is_out_of_memory(error)
 
     def close(self) -> None:
         """See :meth:`harness.protocol.Backend.close`."""

@@ -16,19 +16,19 @@ def try_capabilities(torch: ModuleType) -> Capabilities:
     devices: list[DeviceType] = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     dtypes = ("float32", "float16", "bfloat16", "float64")
     return {
-        device: {dtype: try_dtype(torch, device, dtype) for dtype in dtypes} for device in devices
+        device: {dtype: try_dtype(torch, torch.device(device), dtype) for dtype in dtypes}
+        for device in devices
     }
 
 
-def try_dtype(torch: ModuleType, device: str, dtype: str) -> Capability:
+def try_dtype(torch: ModuleType, device: torch.device, dtype: str) -> Capability:
     """Run a convolution in ``dtype`` on ``device``, under autocast where it is a low precision."""
     kind = getattr(torch, dtype)
-    image, kernel = torch.ones(1, 1, 4, 4, device=device), torch.ones(1, 1, 3, 3, device=device)
     low = dtype in ("float16", "bfloat16")
     try:
-        with torch.autocast(device, kind, enabled=low), torch.no_grad():
-            if not low:
-                image, kernel = image.to(kind), kernel.to(kind)
+        held = torch.float32 if low else kind
+        image, kernel = (torch.ones(1, 1, n, n, dtype=held, device=device) for n in (4, 3))
+        with torch.autocast(device.type, kind, enabled=low), torch.no_grad():
             result = torch.nn.functional.conv2d(image, kernel)
     except RuntimeError as error:
         return Capability(available=False, reason=str(error).splitlines()[0])

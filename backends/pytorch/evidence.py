@@ -6,7 +6,7 @@ step has no layers left; there the profiler tells the dtypes of the convolutions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -139,10 +139,18 @@ def profiled_convolution_dtype(torch: ModuleType, step: Callable[[], None]) -> s
         step()
     assert profiled.profiler is not None
     assert profiled.profiler.kineto_results is not None
+    return convolution_dtype(profiled.profiler.kineto_results.events())
+
+
+def convolution_dtype(events: Iterable[Any]) -> str:
+    """Dtype of the operands of ATen's convolutions among the profiler's ``events``."""
+    # Inductor names a Triton kernel after all that it was fused from: a cast of an input in float32
+    # is called triton_poi_fused__to_copy_convolution_0 and multiplies nothing.
     found = {
         event.dtypes()[0]
-        for event in profiled.profiler.kineto_results.events()
-        if "convolution" in event.name()
+        for event in events
+        if event.name().startswith("aten::")
+        and "convolution" in event.name()
         and event.dtypes()
         and event.dtypes()[0] in _PROFILER_DTYPES
     }

@@ -35,6 +35,7 @@ from harness.networks import BatchNorm, Network, place_layers
 from harness.protocol import (
     CHANNEL_MEAN,
     CHANNEL_STD,
+    TF32_CAPABILITY,
     Capabilities,
     DeviceMemory,
     DeviceType,
@@ -109,8 +110,6 @@ class TensorFlowBackend:
         own = keras.layers.BatchNormalization
         self._batch_norm = unbiased_batch_norm(keras) if replaced else own
         self._copier = ThreadPoolExecutor(1, "copy to device") if gpu else None
-        if gpu:
-            tf.config.experimental.reset_memory_stats("GPU:0")
         details = tf.config.experimental.get_device_details(gpu) if gpu else {}
         return InForce(
             framework_version=f"{tf.__version__} (Keras {keras.__version__})",
@@ -120,7 +119,9 @@ class TensorFlowBackend:
             layout="nchw" if self._channels_first else "nhwc",
             compile="xla" if self._jit else "graph",
             threads=tf.config.threading.get_intra_op_parallelism_threads(),
-            tf32=tf.config.experimental.tensor_float_32_execution_enabled() if gpu else None,
+            tf32=tf.config.experimental.tensor_float_32_execution_enabled()
+            if details.get("compute_capability", (0, 0)) >= TF32_CAPABILITY
+            else None,
             loss_scale_policy=str(run.loss_scale) if run.scales_loss else None,
         )
 
@@ -194,6 +195,11 @@ class TensorFlowBackend:
             return DeviceMemory()
         info = self._tf.config.experimental.get_memory_info("GPU:0")
         return DeviceMemory(allocated_peak_bytes=info["peak"])
+
+    def reset_peaks(self, *, release_unused: bool) -> None:
+        """See :meth:`harness.protocol.Backend.reset_peaks`; TensorFlow gives nothing back."""
+        if self._device_type == "cuda":
+            self._tf.config.experimental.reset_memory_stats("GPU:0")
 
     def state(self) -> TrainState:
         """See :meth:`harness.protocol.Backend.state`."""
