@@ -533,7 +533,17 @@ def test_an_allocation_that_fails_is_told_from_other_errors():
         paddle.zeros([1 << 44], "float32")
     assert backend.is_out_of_memory(failed.value)
     assert backend.is_out_of_memory(OSError("(External) CUDA error(2), out of memory."))
+    # Named by the headers cudnn.h (version 8), cudnn_graph.h (version 9) and cublas_api.h.
+    for told in (
+        "CUDNN error(2), CUDNN_STATUS_ALLOC_FAILED. ",
+        "CUDNN error(4003), CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED. ",
+        "CUBLAS error(3). \n  [Hint: 'CUBLAS_STATUS_ALLOC_FAILED'. Resource allocation failed. ]",
+    ):
+        assert backend.is_out_of_memory(OSError(f"(External) {told}"))
     assert not backend.is_out_of_memory(OSError("(External) CUDA error(700), illegal address."))
+    assert not backend.is_out_of_memory(
+        OSError("(External) CUDNN error(5000), CUDNN_STATUS_EXECUTION_FAILED. ")
+    )
     assert not backend.is_out_of_memory(ValueError("(InvalidArgument) out of range"))
 
 

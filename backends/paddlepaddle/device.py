@@ -18,6 +18,8 @@ from harness.protocol import Capability, Unsupported
 DataFormat = Literal["NCHW", "NHWC"]
 
 _OLDEST = 3
+# How Paddle's allocator, CUDA, cuBLAS and cuDNN (8 and 9) tell that memory ran out.
+_OUT_OF_MEMORY = ("ResourceExhausted", "out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED")
 # Paddle raises its C++ errors as whichever of these fits their code best.
 _PADDLE_ERRORS = (RuntimeError, OSError, ValueError, NotImplementedError, SystemError)
 
@@ -195,8 +197,8 @@ def first_line(error: BaseException) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
     # Both allocators raise MemoryError; a CUDA library that finds no room for its workspace comes
-    # as another error with CUDA's text.
+    # as another error with that library's text.
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError | OSError | SystemError)
-        and ("ResourceExhausted" in str(error) or "out of memory" in str(error))
+        and any(words in str(error) for words in _OUT_OF_MEMORY)
     )
