@@ -523,4 +523,15 @@ def test_running_out_of_memory_is_recognised(backend):
     assert backend.is_out_of_memory(errors.ResourceExhaustedError(None, None, "OOM"))
     assert backend.is_out_of_memory(errors.InternalError(None, None, "Out of memory: 3 bytes"))
     assert backend.is_out_of_memory(MemoryError())
+    for told in (
+        "Failed copying input tensor from CPU:0 to GPU:0: Dst tensor is not initialized.",
+        "Failed to create cuDNN handle: CUDNN_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cublasCreate: CUBLAS_STATUS_ALLOC_FAILED",
+    ):
+        assert backend.is_out_of_memory(errors.InternalError(None, None, told))
+    assert not backend.is_out_of_memory(
+        errors.InternalError(None, None, "CUDNN_STATUS_EXECUTION_FAILED")
+    )
+    assert not backend.is_out_of_memory(ValueError("Dst tensor is not initialized."))
     assert not backend.is_out_of_memory(errors.InvalidArgumentError(None, None, "shapes differ"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.tensorflow_keras.device import (
+    OUT_OF_MEMORY,
     choose_gpu,
     configure,
     gpu_uuid,
@@ -276,9 +277,7 @@ class TensorFlowBackend:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
         return isinstance(error, self._tf.errors.ResourceExhaustedError | MemoryError) or (
             isinstance(error, self._tf.errors.OpError)
-            and any(
-                words in str(error).lower() for words in ("out of memory", "resource_exhausted")
-            )
+            and any(words in str(error).lower() for words in OUT_OF_MEMORY)
         )
 
     def close(self) -> None:

@@ -12,6 +12,15 @@ from harness.protocol import Capabilities, Capability, DeviceType, Unsupported
 if TYPE_CHECKING:
     import tensorflow as tf
 
+OUT_OF_MEMORY = (
+    "out of memory",
+    "resource_exhausted",
+    "dst tensor is not initialized",
+    "alloc_failed",
+    "allocation_failed",
+)
+"""How errors of other kinds tell that memory ran out: CUDA, the allocator, a copy to a GPU that found
+no room for its target, cuBLAS and cuDNN (8 and 9)."""
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
