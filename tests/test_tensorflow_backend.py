@@ -1,6 +1,9 @@
 """The TensorFlow adapter against formulas written out in NumPy float64."""
 
+import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,6 +211,49 @@ def test_flatten_has_channels_slowest(prepared):
     x = np.arange(2 * 4 * 2 * 2, dtype=float).reshape(2, 4, 2, 2)
     seen = tf_backend.probe_layer("flatten", x, np.ones((2, 16)))
     np.testing.assert_array_equal(seen.output, x.reshape(2, 16))
+
+
+def test_a_batch_becomes_a_tensor_on_the_host_before_it_is_copied_to_the_device():
+    """A conversion under a GPU would be the copy, with Python's lock held until the step is done."""
+    from backends.tensorflow_keras.backend import TensorFlowBackend
+
+    devices, calls = [], []
+
+    @contextlib.contextmanager
+    def device(name):
+        devices.append(name)
+        yield
+        devices.pop()
+
+    def call(name):
+        def act(value):
+            calls.append((name, devices[-1]))
+            return value
+
+        return act
+
+    tf: Any = SimpleNamespace(
+        device=device, convert_to_tensor=call("convert"), identity=call("copy")
+    )
+    adapter = TensorFlowBackend.__new__(TensorFlowBackend)
+    adapter._tf, adapter._device = tf, "/GPU:0"
+    images, labels = a_batch()
+    copied = adapter._copy(images, labels)
+    assert copied[0] is images
+    assert copied[1] is labels
+    assert calls == [("convert", "/CPU:0")] * 2 + [("copy", "/GPU:0")] * 2
+
+
+def test_a_batch_on_the_device_holds_what_was_given_and_no_later_change(prepared):
+    tf_backend = prepared(linear_network())
+    images, labels = a_batch()
+    given = images.copy(), labels.copy()
+    batch = tf_backend.put(*given)
+    given[0][:], given[1][:] = 0, 0
+    on_device = batch.result()
+    for value, expected in zip(on_device, (images, labels), strict=True):
+        assert value.dtype.name == expected.dtype.name
+        np.testing.assert_array_equal(value.numpy(), expected)
 
 
 def test_images_are_normalised_as_published(prepared):
