@@ -523,6 +523,22 @@ def test_without_xla_the_step_is_a_plain_graph(prepared):
     assert prepared.in_force.tf32 is None
 
 
+def test_a_run_on_the_cpu_is_a_plain_graph_beside_a_gpu_too(prepared, backend, monkeypatch):
+    tf, keras = backend._tf, backend._keras
+    beside = SimpleNamespace(device_type="GPU", name="/physical_device:GPU:0")
+
+    def devices(kind=None):
+        # The adapter asks by kind, to let its memory grow; only Keras sees this one.
+        return [] if kind == "GPU" else [SimpleNamespace(device_type="CPU"), beside]
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", devices)
+    assert keras.Sequential([keras.layers.Dense(1)]).jit_compile
+    prepared(tiny_network(), compile="default", device="cpu")
+    assert prepared.in_force.compile == "graph"
+    prepared(tiny_network(blocks=False), compile="on", device="cpu")
+    assert prepared.in_force.compile == "xla"
+
+
 def test_xla_computes_the_same_step_and_evaluation_in_either_layout(prepared):
     """XLA is what makes NCHW possible on a CPU, so the layouts are compared here."""
     losses, logits = {}, {}
