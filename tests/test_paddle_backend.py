@@ -472,6 +472,14 @@ def test_an_absent_gpu_is_refused_with_the_remedy():
         opened(RESIDUAL, device="cuda:1")
 
 
+def test_a_gpu_is_known_to_the_driver_by_its_number(monkeypatch):
+    import backends.paddlepaddle.device as device
+
+    monkeypatch.setattr(device, "cuda_uuid", lambda ordinal: f"GPU-of-{ordinal}")
+    assert device.gpu_uuid("gpu:0") == "GPU-of-0"
+    assert device.gpu_uuid("gpu:11") == "GPU-of-11"
+
+
 def test_two_builds_of_paddle_in_one_environment_are_refused(monkeypatch):
     versions = {"paddlepaddle": "3.3.1", "paddlepaddle-gpu": "2.6.2"}
     monkeypatch.setattr(metadata, "version", versions.__getitem__)

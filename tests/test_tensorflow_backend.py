@@ -570,6 +570,14 @@ def test_an_absent_gpu_is_refused_with_the_remedy(backend):
         backend.open(run)
 
 
+def test_a_gpu_is_known_to_the_driver_by_its_number(monkeypatch):
+    from backends.tensorflow_keras import device
+
+    monkeypatch.setattr(device, "cuda_uuid", lambda ordinal: f"GPU-of-{ordinal}")
+    gpu: Any = SimpleNamespace(name="/physical_device:GPU:11")
+    assert device.gpu_uuid(gpu) == "GPU-of-11"
+
+
 def test_the_cpu_can_do_every_dtype_or_says_why_not(backend):
     for capability in backend.capabilities()["cpu"].values():
         assert capability.available or capability.reason

@@ -17,6 +17,7 @@ from backends.paddlepaddle.device import (
     choose_device,
     dtype_name,
     first_line,
+    gpu_uuid,
     is_out_of_memory,
     refuse_layout,
     refuse_unusable_installation,
@@ -127,12 +128,11 @@ class PaddleBackend:
             paddle.device.cuda.reset_max_memory_allocated(device)
             paddle.device.cuda.reset_max_memory_reserved(device)
         self._device = device
-        uuid = getattr(properties, "uuid", None)
         return InForce(
             framework_version=paddle.__version__,
             device_type="cuda" if self._on_cuda else "cpu",
             device_name=properties.name if properties else "CPU",
-            device_uuid=f"GPU-{uuid}" if uuid else None,
+            device_uuid=gpu_uuid(device) if self._on_cuda else None,
             layout="nhwc" if self._format == "NHWC" else "nchw",
             compile=self._compiler(),
             threads=threads,

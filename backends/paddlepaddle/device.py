@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from harness.cuda_driver import cuda_uuid
 from harness.protocol import Capability, Unsupported
 
 DataFormat = Literal["NCHW", "NHWC"]
@@ -70,6 +71,11 @@ def choose_device(paddle: ModuleType, wanted: str) -> str:
     if index >= count:
         raise Unsupported(f"there is no {wanted}: paddle sees {count} CUDA device(s)")
     return f"gpu:{index}"
+
+
+def gpu_uuid(device: str) -> str | None:
+    """The UUID of ``gpu:N`` as nvidia-smi shows it, which Paddle does not tell."""
+    return cuda_uuid(int(device.partition(":")[2]))
 
 
 def try_dtype(paddle: ModuleType, device: str, dtype: str) -> Capability:
