@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from backends.paddlepaddle.compiled import compile_model, compiler, refused_if_it_fails
 from backends.paddlepaddle.device import (
     DataFormat,
     batch_variance_is_unbiased,
     choose_device,
     dtype_name,
-    first_line,
     gpu_uuid,
     is_out_of_memory,
     refuse_layout,
@@ -31,7 +30,7 @@ from backends.paddlepaddle.evidence import (
     recorded_gradients,
     recorded_layers,
 )
-from backends.paddlepaddle.network import build_model, compile_model
+from backends.paddlepaddle.network import build_model
 from backends.paddlepaddle.optimizers import OptimizerSlots, make_optimizer, make_scaler
 from backends.paddlepaddle.peak import peak_operation
 from backends.paddlepaddle.probe import (
@@ -134,7 +133,7 @@ class PaddleBackend:
             device_name=properties.name if properties else "CPU",
             device_uuid=gpu_uuid(device) if self._on_cuda else None,
             layout="nhwc" if self._format == "NHWC" else "nchw",
-            compile=self._compiler(),
+            compile=compiler(paddle) if run.compile == "on" else "eager",
             threads=threads,
             tf32=tf32,
             loss_scale_policy=str(run.loss_scale) if run.scales_loss else None,
@@ -391,29 +390,15 @@ class PaddleBackend:
         self.load_state(before)
         self._losses, self._scales, self._skipped, self._poisoned = kept
 
-    def _compiler(self) -> str:
-        if self._run.compile != "on":
-            return "eager"
-        return "cinn" if self._paddle.is_compiled_with_cinn() else "static graph"
-
     def _compiled(self) -> Any:
         """The model as one program, tried on a blank batch: a failure tells itself here."""
         run = self._run
         size = (run.batch_size, self._network.image_size, self._network.image_size, 3)
         blank = self.put(np.zeros(size, np.uint8), np.zeros(run.batch_size, np.int64))
-        with warnings.catch_warnings():  # the translation warns of its own calls
-            warnings.simplefilter("ignore")
-            try:
-                compiled = compile_model(self._paddle, self._model)
-                self._loss(compiled, self._normalised(blank), blank.labels).backward()
-                self.synchronize()
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                raise Unsupported(
-                    f"paddle.jit.to_static ({self._compiler()}) cannot run {self._network.name} "
-                    f"on {self._device}: {first_line(error)}; use --compile off"
-                ) from error
+        with refused_if_it_fails(self._paddle, self._network.name):
+            compiled = compile_model(self._paddle, self._model)
+            self._loss(compiled, self._normalised(blank), blank.labels).backward()
+            self.synchronize()
         self._optimizer.clear_grad(set_to_zero=False)
         self._statistics.show()
         return compiled
