@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from fake_runs import fake_run
 
+from harness import max_batch as searching
 from harness.cli import main
 from harness.config import RunConfig
-from harness import max_batch as searching
 from harness.max_batch import find_max_batch, largest_batch, most_images
 from harness.max_batch_command import ByteSize
 from harness.max_batch_result import LARGEST_BATCH, MaxBatch, MaxBatchStudy, Trial, gains

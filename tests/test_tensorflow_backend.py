@@ -214,7 +214,7 @@ def test_flatten_has_channels_slowest(prepared):
 
 
 def test_a_batch_becomes_a_tensor_on_the_host_before_it_is_copied_to_the_device():
-    """A conversion under a GPU would be the copy, with Python's lock held until the step is done."""
+    """Converting under a GPU would be the copy, with Python's lock held until the step is done."""
     from backends.tensorflow_keras.backend import TensorFlowBackend
 
     devices, calls = [], []

@@ -13,7 +13,6 @@ import numpy as np
 from backends.paddlepaddle.compiled import compile_model, compiler, refused_if_it_fails
 from backends.paddlepaddle.device import (
     DataFormat,
-    batch_variance_is_unbiased,
     choose_device,
     dtype_name,
     gpu_uuid,
@@ -43,7 +42,12 @@ from backends.paddlepaddle.probe import (
 )
 from backends.paddlepaddle.profile import profile_steps
 from backends.paddlepaddle.state import Parameters, read_state, write_state
-from backends.paddlepaddle.statistics import OwnStatistics, RunningStatistics, Statistics
+from backends.paddlepaddle.statistics import (
+    OwnStatistics,
+    RunningStatistics,
+    Statistics,
+    batch_variance_is_unbiased,
+)
 from backends.paddlepaddle.transfer import PinnedTransfer
 from harness.config import RunConfig
 from harness.networks import Network
@@ -119,7 +123,10 @@ class PaddleBackend:
             tf32 = set_cuda_modes(paddle, tf32=run.tf32, deterministic=run.deterministic)
         self._format: DataFormat = "NHWC" if run.layout == "nhwc" else "NCHW"
         refuse_layout(paddle, self._float, self._format)
-        self._unbiased = batch_variance_is_unbiased(paddle, self._float, self._format)
+        self._eager_unbiased, self._trained_unbiased = (
+            batch_variance_is_unbiased(paddle, self._float, self._format, compiled=compiled)
+            for compiled in (False, run.compile == "on")
+        )
         self._transfer = PinnedTransfer(paddle, device)
         properties = None
         if self._on_cuda:
@@ -154,7 +161,13 @@ class PaddleBackend:
         self._statistics: Statistics = (
             OwnStatistics(network, self._layers)
             if run.parts == "native"
-            else RunningStatistics(paddle, network, self._layers, unbiased=self._unbiased)
+            else RunningStatistics(
+                paddle,
+                network,
+                self._layers,
+                trained_unbiased=self._trained_unbiased,
+                eager_unbiased=self._eager_unbiased,
+            )
         )
         self._parameters.load(self._parameters.tensors, weights)
         self._statistics.load(weights)

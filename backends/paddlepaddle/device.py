@@ -11,8 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-import numpy as np
-
 from harness.cuda_driver import cuda_uuid
 from harness.protocol import Capability, Unsupported
 
@@ -127,31 +125,6 @@ def refuse_layout(paddle: ModuleType, dtype: str, data_format: DataFormat) -> No
             f"paddle cannot train in {data_format} on {paddle.get_device()}: "
             f"{first_line(error)}; use --layout nchw"
         ) from error
-
-
-def batch_variance_is_unbiased(paddle: ModuleType, dtype: str, data_format: DataFormat) -> bool:
-    """Whether BatchNorm's running variance follows the unbiased batch variance on this device.
-
-    On the CPU it follows the biased one; on CUDA cuDNN decides. The values 0 to 7 have the
-    variance 6 (over n − 1) or 5.25 (over n).
-    """
-    shape = [2, 2, 2, 1] if data_format == "NHWC" else [2, 1, 2, 2]
-    values = paddle.to_tensor(np.arange(8.0).reshape(shape), dtype=dtype)
-    mean, variance = paddle.zeros([1], dtype), paddle.zeros([1], dtype)
-    scale, shift = paddle.ones([1], dtype), paddle.zeros([1], dtype)
-    with paddle.no_grad():
-        paddle.nn.functional.batch_norm(
-            values, mean, variance, weight=scale, bias=shift, training=True, momentum=0.0,
-            data_format=data_format,
-        )  # fmt: skip
-    measured = variance.item()
-    for unbiased, expected in ((True, 6.0), (False, 5.25)):
-        if abs(measured - expected) < 0.01:
-            return unbiased
-    raise Unsupported(
-        f"paddle's BatchNorm gives the variance {measured} for the values 0 to 7 on "
-        f"{paddle.get_device()}, where 6 or 5.25 is right; this build cannot be compared"
-    )
 
 
 def set_threads(paddle: ModuleType, threads: int) -> int:

@@ -93,8 +93,8 @@ class TensorFlowBackend:
         compute = run.compute_dtype
         keras.config.set_floatx(self._float)
         keras.config.set_dtype_policy(f"mixed_{compute}" if run.precision == "amp" else self._float)
-        # Keras decides by determinism and by the machine's devices, in use or not; any model made of
-        # its own layers tells. A run on the CPU is what it is on a machine without a GPU.
+        # Keras decides by determinism and by the machine's devices, in use or not; any model of
+        # its layers tells. A run on the CPU is what it is on a machine without a GPU.
         by_default = gpu is not None and keras.Sequential([keras.layers.Dense(1)]).jit_compile
         self._jit = {"default": by_default, "off": False, "on": True}[run.compile]
         self._channels_first = run.layout == "nchw"

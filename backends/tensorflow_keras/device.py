@@ -18,8 +18,8 @@ OUT_OF_MEMORY = (
     "alloc_failed",
     "allocation_failed",
 )
-"""How errors of other kinds tell that memory ran out: CUDA, the allocator, a copy to a GPU that found
-no room for its target, cuBLAS and cuDNN (8 and 9)."""
+"""How errors of other kinds tell that memory ran out: CUDA, the allocator, a copy to a GPU without
+room for its target, cuBLAS and cuDNN (8 and 9)."""
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
