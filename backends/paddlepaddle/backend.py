@@ -21,6 +21,7 @@ from backends.paddlepaddle.device import (
     refuse_unusable_installation,
     set_cuda_modes,
     set_threads,
+    try_capabilities,
     try_dtype,
     usable_cpus,
 )
@@ -57,7 +58,6 @@ from harness.protocol import (
     CHANNEL_STD,
     Capabilities,
     DeviceMemory,
-    DeviceType,
     Evidence,
     InForce,
     LayerEvidence,
@@ -92,17 +92,8 @@ class PaddleBackend:
         self._paddle: ModuleType = paddle
 
     def capabilities(self) -> Capabilities:
-        """Run a convolution in each dtype on each device."""
-        paddle = self._paddle
-        on_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
-        devices: dict[DeviceType, str] = (
-            {"cpu": "cpu", "cuda": "gpu:0"} if on_gpu else {"cpu": "cpu"}
-        )
-        dtypes = ("float32", "float16", "bfloat16", "float64")
-        return {
-            device: {dtype: try_dtype(paddle, native, dtype) for dtype in dtypes}
-            for device, native in devices.items()
-        }
+        """See :meth:`harness.protocol.Backend.capabilities`."""
+        return try_capabilities(self._paddle)
 
     def open(self, run: RunConfig) -> InForce:
         """See :meth:`harness.protocol.Backend.open`."""

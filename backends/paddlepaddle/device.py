@@ -12,15 +12,26 @@ from types import ModuleType
 from typing import Any, Literal
 
 from harness.cuda_driver import cuda_uuid
-from harness.protocol import Capability, Unsupported
+from harness.protocol import Capabilities, Capability, DeviceType, Unsupported
 
 DataFormat = Literal["NCHW", "NHWC"]
 
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
 _OLDEST = 3
 # How Paddle's allocator, CUDA, cuBLAS and cuDNN (8 and 9) tell that memory ran out.
 _OUT_OF_MEMORY = ("ResourceExhausted", "out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED")
 # Paddle raises its C++ errors as whichever of these fits their code best.
 _PADDLE_ERRORS = (RuntimeError, OSError, ValueError, NotImplementedError, SystemError)
+
+
+def try_capabilities(paddle: ModuleType) -> Capabilities:
+    """Run a convolution in each dtype on each device."""
+    on_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+    devices: dict[DeviceType, str] = {"cpu": "cpu", "cuda": "gpu:0"} if on_gpu else {"cpu": "cpu"}
+    return {
+        device: {dtype: try_dtype(paddle, native, dtype) for dtype in _DTYPES}
+        for device, native in devices.items()
+    }
 
 
 def refuse_unusable_installation(paddle: ModuleType) -> None:
