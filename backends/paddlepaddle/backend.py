@@ -33,14 +33,7 @@ from backends.paddlepaddle.evidence import (
 from backends.paddlepaddle.network import build_model
 from backends.paddlepaddle.optimizers import OptimizerSlots, make_optimizer, make_scaler
 from backends.paddlepaddle.peak import peak_operation
-from backends.paddlepaddle.probe import (
-    canonical_layout,
-    native_layout,
-    recorded_activations,
-    run_leaf,
-    to_numpy,
-    unscaled,
-)
+from backends.paddlepaddle.probe import native_layout, probe_layer, probe_pass
 from backends.paddlepaddle.profile import profile_steps
 from backends.paddlepaddle.state import Parameters, read_state, write_state
 from backends.paddlepaddle.statistics import (
@@ -288,26 +281,20 @@ class PaddleBackend:
         """See :meth:`harness.protocol.Backend.probe`."""
         scaling = self._scaler.state_dict()
         scale = scaling["scale"].item() if scaling else 1.0
-        with recorded_activations(self._layers) as (outputs, gradients):
+
+        def forward() -> tuple[paddle.Tensor, paddle.Tensor]:
             with self._autocast():
                 logits = self._model(self._normalised(batch))
-                loss = self._cross_entropy(logits, batch.labels)
-            (loss * scale).backward()
-        statistics = self._statistics.after(batch.images.shape[0])
-        self._statistics.show()
-        return Probe(
-            loss=loss.item(),
-            logits=to_numpy(logits),
-            outputs={
-                name: canonical_layout(to_numpy(output), self._format)
-                for name, output in outputs.items()
-            },
-            output_gradients={
-                name: canonical_layout(unscaled(gradient, scale), self._format)
-                for name, gradient in gradients.items()
-            },
-            parameter_gradients=self._parameters.take_gradients(scale),
-            running_statistics=statistics,
+                return logits, self._cross_entropy(logits, batch.labels)
+
+        return probe_pass(
+            forward,
+            self._layers,
+            self._parameters,
+            self._statistics,
+            loss_scale=scale,
+            batch_size=batch.images.shape[0],
+            data_format=self._format,
         )
 
     def probe_layer(self, layer: str, x: np.ndarray, output_gradient: np.ndarray) -> LayerProbe:
@@ -318,12 +305,14 @@ class PaddleBackend:
             self._paddle.to_tensor(native_layout(values, self._format)).astype(dtype)
             for values in (x, output_gradient)
         )
-        output, input_gradient = run_leaf(self._layers[layer], inputs, gradient, self._autocast())
-        self._statistics.show()
-        return LayerProbe(
-            output=canonical_layout(to_numpy(output), self._format),
-            input_gradient=canonical_layout(to_numpy(input_gradient), self._format),
-            parameter_gradients=self._parameters.take_gradients(1.0),
+        return probe_layer(
+            self._layers[layer],
+            inputs,
+            gradient,
+            self._parameters,
+            self._statistics,
+            autocast=self._autocast(),
+            data_format=self._format,
         )
 
     def poison_next_gradient(self) -> None:
