@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,9 +27,9 @@ from backends.paddlepaddle.device import (
     usable_cpus,
 )
 from backends.paddlepaddle.evidence import (
-    program_convolution_dtype,
+    compiled_evidence,
+    eager_evidence,
     recorded_gradients,
-    recorded_layers,
 )
 from backends.paddlepaddle.network import build_model
 from backends.paddlepaddle.optimizers import OptimizerSlots, make_optimizer, make_scaler
@@ -53,7 +54,6 @@ from harness.protocol import (
     DeviceMemory,
     Evidence,
     InForce,
-    LayerEvidence,
     LayerProbe,
     PeakOperation,
     Probe,
@@ -61,7 +61,6 @@ from harness.protocol import (
     StepResult,
     TrainState,
     Unsupported,
-    effective_dtype,
 )
 from harness.weights import Weights
 
@@ -321,23 +320,17 @@ class PaddleBackend:
 
     def evidence(self, batch: _Batch) -> Evidence:
         """Record one whole training step."""
-        layers: dict[str, LayerEvidence] = {}
         parameters = [*self._parameters.tensors.values()]
         with self._undone(), recorded_gradients(parameters) as gradient_dtypes:
+            step = partial(self.train_step, batch)
             if self._run.compile == "on":
-                source = "convolutions of the traced program of the training step"
-                self.train_step(batch)
-                program = self._forward.forward.concrete_program.main_program
-                effective = program_convolution_dtype(program)
+                seen = compiled_evidence(self._forward, step)
             else:
-                source = "kernels chosen in one training step, layer by layer"
-                with recorded_layers(self._paddle, self._layers) as layers:
-                    self.train_step(batch)
-                effective = effective_dtype(self._network, layers)
+                seen = eager_evidence(self._paddle, self._network, self._layers, step)
         return Evidence(
-            source=source,
-            effective=effective,
-            layers=layers,
+            source=seen.source,
+            effective=seen.effective,
+            layers=seen.layers,
             master_weight_dtype=dtype_name(parameters[0]),
             gradient_dtype="/".join(sorted(gradient_dtypes)),
             optimizer=type(self._optimizer).__name__,
