@@ -3,7 +3,9 @@
 The batch is doubled until one does not fit, then the gap is halved until it is one *batch step*
 wide: within 1/16 of the result unless told otherwise. A trial trains two steps on noise; the second
 runs with the optimizer's state in place. It does not fit where the process passed the limit,
-reported that memory ran out, or was ended by SIGKILL; any other failure ends the search.
+reported that memory ran out, or was ended by SIGKILL; any other failure ends the search, and what
+fitted before is kept beside it. No batch is tried that a kernel could not address
+(:func:`most_images`).
 
 On the CPU the limit is one on resident memory (:mod:`harness.memory_limit`), framework included,
 and the kernel's own high-water mark decides; on a GPU it is the device.
@@ -17,6 +19,7 @@ an image cost up to 1.8 times what the network needs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 from harness.arm import Prepared
@@ -26,13 +29,15 @@ from harness.inputs import SYNTHETIC_CLASSES, InputSpec
 from harness.max_batch_result import LARGEST_BATCH, MaxBatch, Trial
 from harness.memory_limit import MemoryLimit
 from harness.memory_model import MemorySplit, bytes_per_image, estimated_batch, training_memory
-from harness.networks import Network, build_network
+from harness.networks import Network, build_network, place_layers
 from harness.records import MemoryPart
 from harness.worker_process import WorkerFailed, WorkerProcess
 
 FIRST_BATCH = 8
 SMALLEST_BATCH = 2
 """BatchNorm has nothing to normalise over in one."""
+MOST_ELEMENTS = 2**31 - 1
+"""In one tensor: cuDNN and other libraries count elements in 32 bits, and refuse more or fail."""
 TRIAL_STEPS = 2
 TRIAL_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 """The value with which glibc begins; setting it keeps it from growing (mallopt(3)). Without effect
@@ -41,23 +46,26 @@ on other C libraries and on a GPU's memory."""
 OnTrial = Callable[[RunConfig, Trial], None]
 
 
-def largest_batch(fits: Callable[[int], bool], *, step: int | None) -> tuple[int | None, int]:
+def largest_batch(
+    fits: Callable[[int], bool], *, step: int | None, most: int = LARGEST_BATCH
+) -> tuple[int | None, int | None]:
     """Search for the largest batch that fits by doubling, then bisection.
 
     Args:
         fits: tries one batch size.
         step: width at which the bisection ends; None: a sixteenth of the last doubling that fits.
+        most: images that are tried at most, :data:`SMALLEST_BATCH` or more.
 
     Returns:
         The largest batch of those tried that fits (None where :data:`SMALLEST_BATCH` does not),
-        and the step that was used.
+        and the step that was used (None where ``most`` fits, so that nothing was bisected).
     """
-    low, high = 0, max(step or FIRST_BATCH, SMALLEST_BATCH)
+    low, high = 0, min(max(step or FIRST_BATCH, SMALLEST_BATCH), most)
     while fits(high):
         low = high
-        if low == LARGEST_BATCH:
-            return low, step or low // 16
-        high = min(2 * low, LARGEST_BATCH)
+        if low == most:
+            return low, None
+        high = min(2 * low, most)
     if low == 0:
         low = SMALLEST_BATCH - 1
     step = step or max(1, low // 16)
@@ -65,6 +73,11 @@ def largest_batch(fits: Callable[[int], bool], *, step: int | None) -> tuple[int
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return (low if low >= SMALLEST_BATCH else None), step
+
+
+def most_images(network: Network) -> int:
+    """Images of which no activation of ``network`` has more than :data:`MOST_ELEMENTS`."""
+    return MOST_ELEMENTS // max(prod(placed.output) for placed in place_layers(network))
 
 
 def find_max_batch(
@@ -95,11 +108,19 @@ def find_max_batch(
         limit_bytes=limit_bytes,
         trials=search.trials,
     )
+    addressable = most_images(_network(base))
+    most = min(LARGEST_BATCH, addressable)
     try:
-        cell.largest_batch, cell.batch_step = largest_batch(search.fits, step=step)
+        cell.largest_batch, cell.batch_step = largest_batch(search.fits, step=step, most=most)
+        if cell.largest_batch == most:
+            cell.reason = _ended_at(most, addressable=addressable)
     except WorkerFailed as failure:
         cell.status = "unavailable" if failure.status == "unavailable" else "failed"
         cell.reason = failure.reason
+        # What fitted is true, but no limit of memory: the reason names the batch that failed.
+        cell.largest_batch = max((t.batch_size for t in search.trials if t.fits), default=None)
+        if search.trials:
+            cell.reason = f"batch {search.batch_size:,}: {failure.reason}"
     cell.trials = search.trials
     if search.prepared is not None:
         cell.framework_version = search.prepared.in_force.framework_version
@@ -129,6 +150,8 @@ class _Search:
         self._log = log
         self._limit_bytes = limit_bytes
         self._on_trial = on_trial
+        self.batch_size = 0
+        """Of the last trial that began."""
         self.trials: list[Trial] = []
         self.prepared: Prepared | None = None
         self.runtime_bytes: int | None = None
@@ -139,6 +162,7 @@ class _Search:
         Raises:
             WorkerFailed: it failed by something other than a lack of memory.
         """
+        self.batch_size = batch_size
         run = self._base.model_copy(update={"batch_size": batch_size})
         trial = self._try(run)
         self.trials.append(trial)
@@ -181,6 +205,19 @@ class _Search:
         if on_cuda:
             return told.device_allocated_peak_bytes
         return max(told.host_peak_bytes or 0, memory.peak_bytes)
+
+
+def _ended_at(most: int, *, addressable: int) -> str:
+    if most == addressable:
+        return (
+            f"batch {most:,} fits, and with more a tensor of the network would have more than "
+            f"{MOST_ELEMENTS:,} elements, which cuDNN does not address; to meet the limit of "
+            "memory choose a deeper --model, or on a CPU a lower --memory-limit"
+        )
+    return (
+        f"batch {most:,} fits, the most that a run may have; to meet the limit of memory choose "
+        "a larger --image-size, or on a CPU a lower --memory-limit"
+    )
 
 
 def _resident_split(run: RunConfig) -> int:

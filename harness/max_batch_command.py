@@ -284,16 +284,12 @@ def _table(cells: list[MaxBatch]) -> Table:
 
 def _note(cell: MaxBatch) -> str:
     """What a reader must know beside the figures of a cell."""
-    from harness.max_batch_result import LARGEST_BATCH
-
     if cell.status != "ok":
         return f"{cell.status}: {cell.reason}"
     if cell.largest_batch is None:
         last = cell.trials[-1].reason if cell.trials else None
         return f"not even a batch of two fits ({last}); raise --memory-limit"
-    if cell.largest_batch == LARGEST_BATCH:
-        return "the largest batch that a run may have fits; lower --memory-limit"
-    return ""
+    return cell.reason or ""
 
 
 def _mib(value_bytes: int) -> str:

@@ -42,7 +42,7 @@ class MaxBatch(_Part):
     """Compute dtype that was asked for."""
     status: Literal["ok", "unavailable", "failed"]
     reason: str | None = None
-    """Why the status is not ok."""
+    """Why the status is not ok, or why the search ended before memory did."""
     limit_bytes: int | None = None
     """Of resident host memory, or what was free on the device; None where that is not known."""
     peak_source: Literal["host resident", "device allocated"] | None = None
@@ -50,9 +50,11 @@ class MaxBatch(_Part):
     """What the process needs before the first step, without the network's weights: the
     interpreter, the framework and its libraries; on a GPU, what the allocator does not know of."""
     largest_batch: int | None = None
-    """None where not even a batch of two fits."""
+    """None where not even a batch of two fits. Where ``reason`` tells that the search ended before
+    memory did, the largest that was tried and fits."""
     batch_step: int | None = None
-    """The next batch that was tried and did not fit is at most this much larger."""
+    """The next batch that was tried and did not fit is at most this much larger; None where the
+    search ended before memory did."""
     estimated_batch: int | None = None
     """Worked out from the network description, ``limit_bytes`` and ``runtime_bytes``."""
     estimated_bytes_per_image: int | None = None
@@ -78,8 +80,11 @@ class MaxBatch(_Part):
 
     @property
     def estimate_off(self) -> float | None:
-        """How far the estimated batch is from the one found, as a fraction of that."""
-        if self.estimated_batch is None or not self.largest_batch:
+        """How far the estimated batch is from the one found, as a fraction of that.
+
+        None where something else than memory ended the search.
+        """
+        if self.estimated_batch is None or not self.largest_batch or self.reason is not None:
             return None
         return self.estimated_batch / self.largest_batch - 1
 
@@ -104,9 +109,11 @@ class MaxBatchStudy(_Part):
 
 
 def gains(cells: Sequence[MaxBatch]) -> Mapping[str, float]:
-    """Backend → largest batch of AMP over that of fp32, where both were found."""
+    """Backend → largest batch of AMP over that of fp32, where memory ended both searches."""
     found = {
-        (cell.backend, cell.precision): cell.largest_batch for cell in cells if cell.largest_batch
+        (cell.backend, cell.precision): cell.largest_batch
+        for cell in cells
+        if cell.largest_batch and cell.reason is None
     }
     return {
         backend: batch / found[backend, "fp32"]

@@ -129,7 +129,11 @@ def _batch(
         full, mixed = cells["fp32"].largest_batch, cells["amp"].largest_batch
         where = f"{found.model}, {found.image_size} px, {cells['amp'].dtype}"
         return worked_out, f"{ratio(gain)}: {count(full)} → {count(mixed)} images ({where})"
-    reasons = [f"{cell.dtype} {cell.status}" for cell in cells.values() if cell.status != "ok"]
+    reasons = [
+        f"{cell.dtype} {cell.status if cell.status != 'ok' else 'ended before memory did'}"
+        for cell in cells.values()
+        if cell.reason is not None
+    ]
     if reasons:
         return worked_out, f"none: {formats.listed(reasons)}"
     if (missing := _without_result(fp32, amp)) is not None:
@@ -190,7 +194,7 @@ def max_batch_table(found: MaxBatchStudy) -> Table:
     gain = gains(found.cells)
     return Table(
         caption=f"Largest batch of {found.model} at {found.image_size} px {within}; the next that "
-        "was tried did not fit",
+        "was tried did not fit, unless a reason is given",
         columns=(
             "Backend and dtype",
             "Largest batch",
@@ -209,8 +213,10 @@ def max_batch_table(found: MaxBatchStudy) -> Table:
 
 def _max_batch_row(cell: MaxBatch, gain: float | None) -> tuple[str, ...]:
     name = f"{cell.backend} {cell.dtype}"
+    if cell.reason is not None:
+        name += f" ({cell.reason})" if cell.status == "ok" else f" ({cell.status}: {cell.reason})"
     return (
-        name if cell.status == "ok" else f"{name} ({cell.status}: {cell.reason})",
+        name,
         count(cell.largest_batch),
         count(cell.batch_step),
         ratio(gain) if cell.precision == "amp" else "",

@@ -14,12 +14,15 @@ import pytest
 from click.testing import CliRunner, Result
 from fake_runs import fake_run
 
+from harness import max_batch as searching
 from harness.cli import main
 from harness.config import RunConfig
-from harness.max_batch import find_max_batch, largest_batch
+from harness.max_batch import find_max_batch, largest_batch, most_images
 from harness.max_batch_command import ByteSize
 from harness.max_batch_result import LARGEST_BATCH, MaxBatch, MaxBatchStudy, Trial, gains
 from harness.memory_limit import MemoryLimit
+from harness.networks import build_network
+from harness.worker_process import WorkerFailed
 
 MIB = 2**20
 linux_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
@@ -71,7 +74,42 @@ def test_the_search_ends_at_the_largest_batch_that_a_run_may_have():
     RunConfig(backend="fake", steps=1, batch_size=LARGEST_BATCH)
     with pytest.raises(ValueError, match="batch_size"):
         RunConfig(backend="fake", steps=1, batch_size=LARGEST_BATCH + 1)
-    assert largest_batch(lambda batch: True, step=None)[0] == LARGEST_BATCH
+    assert largest_batch(lambda batch: True, step=None) == (LARGEST_BATCH, None)
+
+
+@pytest.mark.parametrize("step", [None, 1, 4096])
+@pytest.mark.parametrize("most", [2, 7, 8, 100, 32_767])
+def test_no_more_is_tried_than_the_most_and_nothing_is_bisected_below_it(
+    most: int, step: int | None
+):
+    tried: list[int] = []
+
+    def fits(batch: int) -> bool:
+        tried.append(batch)
+        return True
+
+    assert largest_batch(fits, step=step, most=most) == (most, None)
+    assert max(tried) == most
+
+
+def test_below_the_most_the_search_is_the_same():
+    # Doubling ends at 64 of 100, and 64 + 4 is the next: the most itself is tried but does not fit.
+    assert largest_batch(lambda batch: batch <= 67, step=None, most=100) == (64, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "image_size", "most"),
+    [
+        # The first convolution makes 64 x 32 x 32 = 2^16 values an image: 2^31 are 32,768 of them.
+        ("resnet18", 64, 32_767),
+        # 64 x 112 x 112 = 802,816: 2,674 of them are 2,146,729,984, and 2^31 is 2,147,483,648.
+        ("resnet18", 224, 2_674),
+        # In the bottlenecks' 256 x 56 x 56 channels there are as many values again.
+        ("resnet50", 224, 2_674),
+    ],
+)
+def test_no_activation_reaches_2_to_the_31_elements(model: str, image_size: int, most: int):
+    assert most_images(build_network(model, classes=5, image_size=image_size)) == most
 
 
 # The search, in worker processes.
@@ -145,6 +183,45 @@ def test_an_unavailable_precision_is_told_as_such(tmp_path: Path, imitate: Calla
     assert cell.estimated_bytes_per_image is not None
 
 
+def test_a_search_that_ends_before_memory_does_tells_why(
+    tmp_path: Path, imitate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    imitate(image_bytes={"fp32": 1000})
+    network = build_network(fake_run().model, classes=5, image_size=fake_run().image_size)
+    elements = searching.MOST_ELEMENTS // most_images(network)
+    most = 21 * elements + 1
+    monkeypatch.setattr(searching, "MOST_ELEMENTS", most)
+    cell = search(tmp_path, step=None)
+    assert (cell.status, cell.largest_batch, cell.batch_step) == ("ok", 21, None)
+    assert [trial.batch_size for trial in cell.trials] == [8, 16, 21]
+    told = f"batch 21 fits, and with more a tensor of the network would have more than {most:,}"
+    assert told in (cell.reason or "")
+    assert "--model" in (cell.reason or "")
+
+
+def test_a_run_may_have_no_more_than_its_most_and_that_is_told(
+    tmp_path: Path, imitate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    imitate(image_bytes={"fp32": 1000})
+    monkeypatch.setattr(searching, "LARGEST_BATCH", 16)
+    cell = search(tmp_path, step=None)
+    assert (cell.status, cell.largest_batch) == ("ok", 16)
+    assert "the most that a run may have" in (cell.reason or "")
+
+
+def test_what_fitted_before_a_failure_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def tried(search: Any, run: RunConfig) -> Trial:
+        if run.batch_size == 24:
+            raise WorkerFailed("failed", "an illegal address")
+        return Trial(batch_size=run.batch_size, fits=run.batch_size <= 16, peak_bytes=None)
+
+    monkeypatch.setattr(searching._Search, "_try", tried)
+    cell = search(tmp_path, step=None)
+    assert (cell.status, cell.largest_batch, cell.batch_step) == ("failed", 16, None)
+    assert cell.reason == "batch 24: an illegal address"
+    assert [(t.batch_size, t.fits) for t in cell.trials] == [(8, True), (16, True), (32, False)]
+
+
 @pytest.mark.slow
 def test_memory_that_a_trial_really_takes_is_held_below_the_limit(
     tmp_path: Path, imitate: Callable[..., None]
@@ -214,6 +291,15 @@ def test_the_gain_is_the_ratio_of_the_batches_of_one_backend():
         cell("paddle", "amp", largest_batch=10),
     ]
     assert gains(cells) == {"torch": 1.5}
+
+
+def test_what_memory_did_not_end_gives_no_ratio():
+    failed = cell(status="failed", reason="batch 128: an illegal address")
+    ended = cell(precision="amp", reason="batch 144 fits, the most that a run may have")
+    assert gains([cell(), ended]) == {}
+    assert gains([failed, cell(precision="amp")]) == {}
+    assert failed.estimate_off is None
+    assert ended.estimate_off is None
 
 
 # The limit.

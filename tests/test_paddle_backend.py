@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from backends.paddlepaddle.backend import PaddleBackend
+from backends.paddlepaddle.statistics import batch_variance_is_unbiased
 from backends.paddlepaddle.transfer import PinnedTransfer
 from harness.config import LossScalePolicy, RunConfig
 from harness.networks import (
@@ -170,6 +171,64 @@ def test_running_statistics_follow_the_unbiased_batch_variance(precision, layout
     tolerance = 1e-14 if precision == "float64" else 1e-6
     assert relative(after["bn.running_mean"], expected_mean) < tolerance
     assert relative(after["bn.running_var"], expected_var) < tolerance
+
+
+@pytest.fixture
+def unbiased_eager_kernel(monkeypatch):
+    """As on a GPU: the eager kernel gives the unbiased variance, a compiled program the biased one.
+
+    Paddle decomposes BatchNorm in what CINN compiles; the switch makes it do so on the CPU too.
+    """
+    import paddle
+
+    core, batch_norm = paddle.base.core, paddle.nn.functional.batch_norm
+
+    @paddle.jit.not_to_static
+    def normalise(x, mean, variance, **options):
+        y = batch_norm(x, mean, variance, **options)
+        if paddle.in_dynamic_mode() and options["training"]:
+            values = x.size // variance.size
+            # Past the count of changes that Paddle holds against its backward pass.
+            unbiased = variance.numpy() * values / (values - 1)
+            variance.get_tensor().set(unbiased, paddle.CPUPlace())
+        return y
+
+    monkeypatch.setattr(paddle.nn.functional, "batch_norm", normalise)
+    core._set_prim_all_enabled(True)
+    yield
+    core._set_prim_all_enabled(False)
+
+
+@pytest.mark.usefixtures("unbiased_eager_kernel")
+@pytest.mark.parametrize(
+    ("dtype", "data_format"), product(["float32", "float64"], ["NCHW", "NHWC"])
+)
+def test_the_variance_is_measured_on_the_path_that_runs(dtype, data_format):
+    import paddle
+
+    measured = [
+        batch_variance_is_unbiased(paddle, dtype, data_format, compiled=compiled)
+        for compiled in (False, True)
+    ]
+    assert measured == [True, False]
+    assert paddle.get_default_dtype() == "float32"
+
+
+@pytest.mark.usefixtures("unbiased_eager_kernel")
+@pytest.mark.parametrize("compile_", ["off", "on"])
+def test_running_statistics_are_right_where_a_compiled_step_has_another_kernel(compile_):
+    one = network(
+        BatchNorm(name="bn", channels=3),
+        GlobalAvgPool(name="pool"),
+        Linear(name="fc", in_features=3, out_features=CLASSES),
+    )
+    backend, batch = opened(one, compile=compile_)
+    start = random_weights(one)["bn.running_var"].astype(np.float64)
+    expected = 0.9 * start + 0.1 * normalised().var((0, 2, 3), ddof=1)
+    probed = backend.probe(batch).running_statistics["bn.running_var"]
+    assert relative(probed, expected) < 1e-14
+    backend.train_step(batch)
+    assert relative(backend.state().tensors["bn.running_var"], expected) < 1e-14
 
 
 def test_native_parts_average_the_biased_variance_as_paddle_does_on_a_cpu():
@@ -516,6 +575,14 @@ def test_an_absent_gpu_is_refused_with_the_remedy():
         opened(RESIDUAL, device="cuda:1")
 
 
+def test_a_gpu_is_known_to_the_driver_by_its_number(monkeypatch):
+    import backends.paddlepaddle.device as device
+
+    monkeypatch.setattr(device, "cuda_uuid", lambda ordinal: f"GPU-of-{ordinal}")
+    assert device.gpu_uuid("gpu:0") == "GPU-of-0"
+    assert device.gpu_uuid("gpu:11") == "GPU-of-11"
+
+
 def test_two_builds_of_paddle_in_one_environment_are_refused(monkeypatch):
     versions = {"paddlepaddle": "3.3.1", "paddlepaddle-gpu": "2.6.2"}
     monkeypatch.setattr(metadata, "version", versions.__getitem__)
@@ -577,7 +644,17 @@ def test_an_allocation_that_fails_is_told_from_other_errors():
         paddle.zeros([1 << 44], "float32")
     assert backend.is_out_of_memory(failed.value)
     assert backend.is_out_of_memory(OSError("(External) CUDA error(2), out of memory."))
+    # Named by the headers cudnn.h (version 8), cudnn_graph.h (version 9) and cublas_api.h.
+    for told in (
+        "CUDNN error(2), CUDNN_STATUS_ALLOC_FAILED. ",
+        "CUDNN error(4003), CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED. ",
+        "CUBLAS error(3). \n  [Hint: 'CUBLAS_STATUS_ALLOC_FAILED'. Resource allocation failed. ]",
+    ):
+        assert backend.is_out_of_memory(OSError(f"(External) {told}"))
     assert not backend.is_out_of_memory(OSError("(External) CUDA error(700), illegal address."))
+    assert not backend.is_out_of_memory(
+        OSError("(External) CUDNN error(5000), CUDNN_STATUS_EXECUTION_FAILED. ")
+    )
     assert not backend.is_out_of_memory(ValueError("(InvalidArgument) out of range"))
 
 

@@ -252,6 +252,18 @@ def test_a_larger_batch_that_was_measured_is_told_with_both_batches():
     assert tables["Largest batch"][1][3] == "×1.50"
 
 
+def test_a_search_that_memory_did_not_end_shows_its_batch_with_the_reason_and_no_ratio():
+    ended = found_batch("amp", 200, batch_step=None, reason="batch 200 fits, the most there is")
+    found = max_batches(found_batch("fp32", 200), ended)
+    tables = tables_of(ok_record(), ok_record(precision="amp"), found=found)
+    assert tables["What is said"][1][3] == "none: float16 ended before memory did"
+    assert tables["Largest batch"][1][:4] == (
+        "torch float16 (batch 200 fits, the most there is)", "200", "–", "–"
+    )  # fmt: skip
+    # 250 images were worked out for the memory that was never reached.
+    assert tables["Largest batch"][1][8] == "–"
+
+
 def test_an_unavailable_arm_has_a_claim_without_a_measurement():
     claims = claims_of(ok_record("paddle"), unavailable_record())
     assert claims["Half the storage"] == ("–", "none: paddle-amp unavailable")

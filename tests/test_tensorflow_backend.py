@@ -1,7 +1,9 @@
 """The TensorFlow adapter against formulas written out in NumPy float64."""
 
+import contextlib
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,6 +211,49 @@ def test_flatten_has_channels_slowest(prepared):
     x = np.arange(2 * 4 * 2 * 2, dtype=float).reshape(2, 4, 2, 2)
     seen = tf_backend.probe_layer("flatten", x, np.ones((2, 16)))
     np.testing.assert_array_equal(seen.output, x.reshape(2, 16))
+
+
+def test_a_batch_becomes_a_tensor_on_the_host_before_it_is_copied_to_the_device():
+    """Converting under a GPU would be the copy, with Python's lock held until the step is done."""
+    from backends.tensorflow_keras.backend import TensorFlowBackend
+
+    devices, calls = [], []
+
+    @contextlib.contextmanager
+    def device(name):
+        devices.append(name)
+        yield
+        devices.pop()
+
+    def call(name):
+        def act(value):
+            calls.append((name, devices[-1]))
+            return value
+
+        return act
+
+    tf: Any = SimpleNamespace(
+        device=device, convert_to_tensor=call("convert"), identity=call("copy")
+    )
+    adapter = TensorFlowBackend.__new__(TensorFlowBackend)
+    adapter._tf, adapter._device = tf, "/GPU:0"
+    images, labels = a_batch()
+    copied = adapter._copy(images, labels)
+    assert copied[0] is images
+    assert copied[1] is labels
+    assert calls == [("convert", "/CPU:0")] * 2 + [("copy", "/GPU:0")] * 2
+
+
+def test_a_batch_on_the_device_holds_what_was_given_and_no_later_change(prepared):
+    tf_backend = prepared(linear_network())
+    images, labels = a_batch()
+    given = images.copy(), labels.copy()
+    batch = tf_backend.put(*given)
+    given[0][:], given[1][:] = 0, 0
+    on_device = batch.result()
+    for value, expected in zip(on_device, (images, labels), strict=True):
+        assert value.dtype.name == expected.dtype.name
+        np.testing.assert_array_equal(value.numpy(), expected)
 
 
 def test_images_are_normalised_as_published(prepared):
@@ -505,6 +550,22 @@ def test_tf32_is_in_force_only_where_the_gpu_has_it(
     assert backend.open(run).tf32 is in_force
 
 
+def test_a_run_on_the_cpu_is_a_plain_graph_beside_a_gpu_too(prepared, backend, monkeypatch):
+    tf, keras = backend._tf, backend._keras
+    beside = SimpleNamespace(device_type="GPU", name="/physical_device:GPU:0")
+
+    def devices(kind=None):
+        # The adapter asks by kind, to let its memory grow; only Keras sees this one.
+        return [] if kind == "GPU" else [SimpleNamespace(device_type="CPU"), beside]
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", devices)
+    assert keras.Sequential([keras.layers.Dense(1)]).jit_compile
+    prepared(tiny_network(), compile="default", device="cpu")
+    assert prepared.in_force.compile == "graph"
+    prepared(tiny_network(blocks=False), compile="on", device="cpu")
+    assert prepared.in_force.compile == "xla"
+
+
 def test_xla_computes_the_same_step_and_evaluation_in_either_layout(prepared):
     """XLA is what makes NCHW possible on a CPU, so the layouts are compared here."""
     losses, logits = {}, {}
@@ -536,6 +597,14 @@ def test_an_absent_gpu_is_refused_with_the_remedy(backend):
         backend.open(run)
 
 
+def test_a_gpu_is_known_to_the_driver_by_its_number(monkeypatch):
+    from backends.tensorflow_keras import device
+
+    monkeypatch.setattr(device, "cuda_uuid", lambda ordinal: f"GPU-of-{ordinal}")
+    gpu: Any = SimpleNamespace(name="/physical_device:GPU:11")
+    assert device.gpu_uuid(gpu) == "GPU-of-11"
+
+
 def test_the_cpu_can_do_every_dtype_or_says_why_not(backend):
     for capability in backend.capabilities()["cpu"].values():
         assert capability.available or capability.reason
@@ -563,4 +632,15 @@ def test_running_out_of_memory_is_recognised(backend):
     assert backend.is_out_of_memory(errors.ResourceExhaustedError(None, None, "OOM"))
     assert backend.is_out_of_memory(errors.InternalError(None, None, "Out of memory: 3 bytes"))
     assert backend.is_out_of_memory(MemoryError())
+    for told in (
+        "Failed copying input tensor from CPU:0 to GPU:0: Dst tensor is not initialized.",
+        "Failed to create cuDNN handle: CUDNN_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cublasCreate: CUBLAS_STATUS_ALLOC_FAILED",
+    ):
+        assert backend.is_out_of_memory(errors.InternalError(None, None, told))
+    assert not backend.is_out_of_memory(
+        errors.InternalError(None, None, "CUDNN_STATUS_EXECUTION_FAILED")
+    )
+    assert not backend.is_out_of_memory(ValueError("Dst tensor is not initialized."))
     assert not backend.is_out_of_memory(errors.InvalidArgumentError(None, None, "shapes differ"))

@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from backends.paddlepaddle.compiled import compile_model, compiler, refused_if_it_fails
 from backends.paddlepaddle.device import (
     DataFormat,
-    batch_variance_is_unbiased,
     choose_device,
     dtype_name,
-    first_line,
+    gpu_uuid,
     is_out_of_memory,
     refuse_layout,
     refuse_unusable_installation,
     set_cuda_modes,
     set_threads,
+    try_capabilities,
     try_dtype,
     usable_cpus,
 )
 from backends.paddlepaddle.evidence import (
-    program_convolution_dtype,
+    compiled_evidence,
+    eager_evidence,
     recorded_gradients,
-    recorded_layers,
 )
-from backends.paddlepaddle.network import build_model, compile_model
+from backends.paddlepaddle.network import build_model
 from backends.paddlepaddle.optimizers import OptimizerSlots, make_optimizer, make_scaler
 from backends.paddlepaddle.peak import peak_operation
-from backends.paddlepaddle.probe import (
-    canonical_layout,
-    native_layout,
-    recorded_activations,
-    run_leaf,
-    to_numpy,
-    unscaled,
-)
+from backends.paddlepaddle.probe import native_layout, probe_layer, probe_pass
 from backends.paddlepaddle.profile import profile_steps
 from backends.paddlepaddle.state import Parameters, read_state, write_state
-from backends.paddlepaddle.statistics import OwnStatistics, RunningStatistics, Statistics
+from backends.paddlepaddle.statistics import (
+    OwnStatistics,
+    RunningStatistics,
+    Statistics,
+    batch_variance_is_unbiased,
+)
 from backends.paddlepaddle.transfer import PinnedTransfer
 from harness.config import RunConfig
 from harness.networks import Network
@@ -54,10 +53,8 @@ from harness.protocol import (
     TF32_CAPABILITY,
     Capabilities,
     DeviceMemory,
-    DeviceType,
     Evidence,
     InForce,
-    LayerEvidence,
     LayerProbe,
     PeakOperation,
     Probe,
@@ -65,7 +62,6 @@ from harness.protocol import (
     StepResult,
     TrainState,
     Unsupported,
-    effective_dtype,
 )
 from harness.weights import Weights
 
@@ -89,17 +85,8 @@ class PaddleBackend:
         self._paddle: ModuleType = paddle
 
     def capabilities(self) -> Capabilities:
-        """Run a convolution in each dtype on each device."""
-        paddle = self._paddle
-        on_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
-        devices: dict[DeviceType, str] = (
-            {"cpu": "cpu", "cuda": "gpu:0"} if on_gpu else {"cpu": "cpu"}
-        )
-        dtypes = ("float32", "float16", "bfloat16", "float64")
-        return {
-            device: {dtype: try_dtype(paddle, native, dtype) for dtype in dtypes}
-            for device, native in devices.items()
-        }
+        """See :meth:`harness.protocol.Backend.capabilities`."""
+        return try_capabilities(self._paddle)
 
     def open(self, run: RunConfig) -> InForce:
         """See :meth:`harness.protocol.Backend.open`."""
@@ -120,20 +107,22 @@ class PaddleBackend:
             tf32 = set_cuda_modes(paddle, tf32=run.tf32, deterministic=run.deterministic)
         self._format: DataFormat = "NHWC" if run.layout == "nhwc" else "NCHW"
         refuse_layout(paddle, self._float, self._format)
-        self._unbiased = batch_variance_is_unbiased(paddle, self._float, self._format)
+        self._eager_unbiased, self._trained_unbiased = (
+            batch_variance_is_unbiased(paddle, self._float, self._format, compiled=compiled)
+            for compiled in (False, run.compile == "on")
+        )
         self._transfer = PinnedTransfer(paddle, device)
         properties = None
         if self._on_cuda:
             properties = paddle.device.cuda.get_device_properties(device)
         self._device = device
-        uuid = getattr(properties, "uuid", None)
         return InForce(
             framework_version=paddle.__version__,
             device_type="cuda" if self._on_cuda else "cpu",
             device_name=properties.name if properties else "CPU",
-            device_uuid=f"GPU-{uuid}" if uuid else None,
+            device_uuid=gpu_uuid(device) if self._on_cuda else None,
             layout="nhwc" if self._format == "NHWC" else "nchw",
-            compile=self._compiler(),
+            compile=compiler(paddle) if run.compile == "on" else "eager",
             threads=threads,
             tf32=tf32
             if properties and (properties.major, properties.minor) >= TF32_CAPABILITY
@@ -156,12 +145,19 @@ class PaddleBackend:
         self._statistics: Statistics = (
             OwnStatistics(network, self._layers)
             if run.parts == "native"
-            else RunningStatistics(paddle, network, self._layers, unbiased=self._unbiased)
+            else RunningStatistics(
+                paddle,
+                network,
+                self._layers,
+                trained_unbiased=self._trained_unbiased,
+                eager_unbiased=self._eager_unbiased,
+            )
         )
         self._parameters.load(self._parameters.tensors, weights)
         self._statistics.load(weights)
-        # On a GPU each operation costs a launch. On a CPU the loop over 62 parameters was measured
-        # to make a whole step 5 % faster than one operation for all.
+        # On a GPU one operation for all spares the host a call for each; behind it Paddle (3.x)
+        # still starts a kernel for each. On a CPU the loop over 62 parameters was measured to make
+        # a whole step 5 % faster than one operation for all.
         self._multi_tensor = self._on_cuda and run.precision != "float64"
         self._optimizer = make_optimizer(
             paddle, run, [*self._parameters.tensors.values()], multi_tensor=self._multi_tensor
@@ -295,26 +291,20 @@ class PaddleBackend:
         """See :meth:`harness.protocol.Backend.probe`."""
         scaling = self._scaler.state_dict()
         scale = scaling["scale"].item() if scaling else 1.0
-        with recorded_activations(self._layers) as (outputs, gradients):
+
+        def forward() -> tuple[paddle.Tensor, paddle.Tensor]:
             with self._autocast():
                 logits = self._model(self._normalised(batch))
-                loss = self._cross_entropy(logits, batch.labels)
-            (loss * scale).backward()
-        statistics = self._statistics.after(batch.images.shape[0])
-        self._statistics.show()
-        return Probe(
-            loss=loss.item(),
-            logits=to_numpy(logits),
-            outputs={
-                name: canonical_layout(to_numpy(output), self._format)
-                for name, output in outputs.items()
-            },
-            output_gradients={
-                name: canonical_layout(unscaled(gradient, scale), self._format)
-                for name, gradient in gradients.items()
-            },
-            parameter_gradients=self._parameters.take_gradients(scale),
-            running_statistics=statistics,
+                return logits, self._cross_entropy(logits, batch.labels)
+
+        return probe_pass(
+            forward,
+            self._layers,
+            self._parameters,
+            self._statistics,
+            loss_scale=scale,
+            batch_size=batch.images.shape[0],
+            data_format=self._format,
         )
 
     def probe_layer(self, layer: str, x: np.ndarray, output_gradient: np.ndarray) -> LayerProbe:
@@ -325,12 +315,14 @@ class PaddleBackend:
             self._paddle.to_tensor(native_layout(values, self._format)).astype(dtype)
             for values in (x, output_gradient)
         )
-        output, input_gradient = run_leaf(self._layers[layer], inputs, gradient, self._autocast())
-        self._statistics.show()
-        return LayerProbe(
-            output=canonical_layout(to_numpy(output), self._format),
-            input_gradient=canonical_layout(to_numpy(input_gradient), self._format),
-            parameter_gradients=self._parameters.take_gradients(1.0),
+        return probe_layer(
+            self._layers[layer],
+            inputs,
+            gradient,
+            self._parameters,
+            self._statistics,
+            autocast=self._autocast(),
+            data_format=self._format,
         )
 
     def poison_next_gradient(self) -> None:
@@ -339,23 +331,17 @@ class PaddleBackend:
 
     def evidence(self, batch: _Batch) -> Evidence:
         """Record one whole training step."""
-        layers: dict[str, LayerEvidence] = {}
         parameters = [*self._parameters.tensors.values()]
         with self._undone(), recorded_gradients(parameters) as gradient_dtypes:
+            step = partial(self.train_step, batch)
             if self._run.compile == "on":
-                source = "convolutions of the traced program of the training step"
-                self.train_step(batch)
-                program = self._forward.forward.concrete_program.main_program
-                effective = program_convolution_dtype(program)
+                seen = compiled_evidence(self._forward, step)
             else:
-                source = "kernels chosen in one training step, layer by layer"
-                with recorded_layers(self._paddle, self._layers) as layers:
-                    self.train_step(batch)
-                effective = effective_dtype(self._network, layers)
+                seen = eager_evidence(self._paddle, self._network, self._layers, step)
         return Evidence(
-            source=source,
-            effective=effective,
-            layers=layers,
+            source=seen.source,
+            effective=seen.effective,
+            layers=seen.layers,
             master_weight_dtype=dtype_name(parameters[0]),
             gradient_dtype="/".join(sorted(gradient_dtypes)),
             optimizer=type(self._optimizer).__name__,
@@ -402,29 +388,15 @@ class PaddleBackend:
         self.load_state(before)
         self._losses, self._scales, self._skipped, self._poisoned = kept
 
-    def _compiler(self) -> str:
-        if self._run.compile != "on":
-            return "eager"
-        return "cinn" if self._paddle.is_compiled_with_cinn() else "static graph"
-
     def _compiled(self) -> Any:
         """The model as one program, tried on a blank batch: a failure tells itself here."""
         run = self._run
         size = (run.batch_size, self._network.image_size, self._network.image_size, 3)
         blank = self.put(np.zeros(size, np.uint8), np.zeros(run.batch_size, np.int64))
-        with warnings.catch_warnings():  # the translation warns of its own calls
-            warnings.simplefilter("ignore")
-            try:
-                compiled = compile_model(self._paddle, self._model)
-                self._loss(compiled, self._normalised(blank), blank.labels).backward()
-                self.synchronize()
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                raise Unsupported(
-                    f"paddle.jit.to_static ({self._compiler()}) cannot run {self._network.name} "
-                    f"on {self._device}: {first_line(error)}; use --compile off"
-                ) from error
+        with refused_if_it_fails(self._paddle, self._network.name):
+            compiled = compile_model(self._paddle, self._model)
+            self._loss(compiled, self._normalised(blank), blank.labels).backward()
+            self.synchronize()
         self._optimizer.clear_grad(set_to_zero=False)
         self._statistics.show()
         return compiled

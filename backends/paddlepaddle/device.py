@@ -11,15 +11,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-import numpy as np
-
-from harness.protocol import Capability, Unsupported
+from harness.cuda_driver import cuda_uuid
+from harness.protocol import Capabilities, Capability, DeviceType, Unsupported
 
 DataFormat = Literal["NCHW", "NHWC"]
 
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
 _OLDEST = 3
+# How Paddle's allocator, CUDA, cuBLAS and cuDNN (8 and 9) tell that memory ran out.
+_OUT_OF_MEMORY = ("ResourceExhausted", "out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED")
 # Paddle raises its C++ errors as whichever of these fits their code best.
 _PADDLE_ERRORS = (RuntimeError, OSError, ValueError, NotImplementedError, SystemError)
+
+
+def try_capabilities(paddle: ModuleType) -> Capabilities:
+    """Run a convolution in each dtype on each device."""
+    on_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+    devices: dict[DeviceType, str] = {"cpu": "cpu", "cuda": "gpu:0"} if on_gpu else {"cpu": "cpu"}
+    return {
+        device: {dtype: try_dtype(paddle, native, dtype) for dtype in _DTYPES}
+        for device, native in devices.items()
+    }
 
 
 def refuse_unusable_installation(paddle: ModuleType) -> None:
@@ -68,6 +80,11 @@ def choose_device(paddle: ModuleType, wanted: str) -> str:
     if index >= count:
         raise Unsupported(f"there is no {wanted}: paddle sees {count} CUDA device(s)")
     return f"gpu:{index}"
+
+
+def gpu_uuid(device: str) -> str | None:
+    """The UUID of ``gpu:N`` as nvidia-smi shows it, which Paddle does not tell."""
+    return cuda_uuid(int(device.partition(":")[2]))
 
 
 def try_dtype(paddle: ModuleType, device: str, dtype: str) -> Capability:
@@ -121,31 +138,6 @@ def refuse_layout(paddle: ModuleType, dtype: str, data_format: DataFormat) -> No
         ) from error
 
 
-def batch_variance_is_unbiased(paddle: ModuleType, dtype: str, data_format: DataFormat) -> bool:
-    """Whether BatchNorm's running variance follows the unbiased batch variance on this device.
-
-    On the CPU it follows the biased one; on CUDA cuDNN decides. The values 0 to 7 have the
-    variance 6 (over n − 1) or 5.25 (over n).
-    """
-    shape = [2, 2, 2, 1] if data_format == "NHWC" else [2, 1, 2, 2]
-    values = paddle.to_tensor(np.arange(8.0).reshape(shape), dtype=dtype)
-    mean, variance = paddle.zeros([1], dtype), paddle.zeros([1], dtype)
-    scale, shift = paddle.ones([1], dtype), paddle.zeros([1], dtype)
-    with paddle.no_grad():
-        paddle.nn.functional.batch_norm(
-            values, mean, variance, weight=scale, bias=shift, training=True, momentum=0.0,
-            data_format=data_format,
-        )  # fmt: skip
-    measured = variance.item()
-    for unbiased, expected in ((True, 6.0), (False, 5.25)):
-        if abs(measured - expected) < 0.01:
-            return unbiased
-    raise Unsupported(
-        f"paddle's BatchNorm gives the variance {measured} for the values 0 to 7 on "
-        f"{paddle.get_device()}, where 6 or 5.25 is right; this build cannot be compared"
-    )
-
-
 def set_threads(paddle: ModuleType, threads: int) -> int:
     """Use ``threads`` CPU threads; returns how many are in force."""
     # Left alone, Paddle computes on one thread: it takes OMP_NUM_THREADS for 1 unless it is set.
@@ -195,8 +187,8 @@ def first_line(error: BaseException) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
     # Both allocators raise MemoryError; a CUDA library that finds no room for its workspace comes
-    # as another error with CUDA's text.
+    # as another error with that library's text.
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError | OSError | SystemError)
-        and ("ResourceExhausted" in str(error) or "out of memory" in str(error))
+        and any(words in str(error) for words in _OUT_OF_MEMORY)
     )

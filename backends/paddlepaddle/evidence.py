@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backends.paddlepaddle.device import dtype_name
-from harness.protocol import LayerEvidence
+from harness.networks import Network
+from harness.protocol import LayerEvidence, effective_dtype
 
 if TYPE_CHECKING:
     import paddle
@@ -24,8 +25,43 @@ _COUNTED = ("float16", "bfloat16", "float32")
 """Order of Paddle's counts; a fourth one counts all other dtypes together."""
 
 
+class StepEvidence(NamedTuple):
+    """What a recorded step tells; see :class:`harness.protocol.Evidence`."""
+
+    source: str
+    effective: str
+    layers: dict[str, LayerEvidence]
+
+
+def eager_evidence(
+    paddle: ModuleType,
+    network: Network,
+    layers: Mapping[str, Any],
+    train_step: Callable[[], None],
+) -> StepEvidence:
+    """Record one eager training step, layer by layer."""
+    with _recorded_layers(paddle, layers) as found:
+        train_step()
+    return StepEvidence(
+        source="kernels chosen in one training step, layer by layer",
+        effective=effective_dtype(network, found),
+        layers=found,
+    )
+
+
+def compiled_evidence(compiled: Any, train_step: Callable[[], None]) -> StepEvidence:
+    """Run one training step of a ``compiled`` model and read its program."""
+    train_step()
+    program = compiled.forward.concrete_program.main_program
+    return StepEvidence(
+        source="convolutions of the traced program of the training step",
+        effective=_program_convolution_dtype(program),
+        layers={},
+    )
+
+
 @contextmanager
-def recorded_layers(
+def _recorded_layers(
     paddle: ModuleType, layers: Mapping[str, Any]
 ) -> Iterator[dict[str, LayerEvidence]]:
     """Record each of ``layers`` while the block runs a forward and a backward pass."""
@@ -94,7 +130,7 @@ def recorded_gradients(parameters: list[paddle.Tensor]) -> Iterator[set[str]]:
             hook.remove()
 
 
-def program_convolution_dtype(program: Any) -> str:
+def _program_convolution_dtype(program: Any) -> str:
     """Dtype of the operands of every convolution of a traced program; ``mixed`` if they differ."""
     found = {
         str(operand.source().dtype).rpartition(".")[2].lower()

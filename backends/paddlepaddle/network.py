@@ -99,19 +99,3 @@ def build_model(
                 return Residual(layer)
 
     return sequential(network.body), layers
-
-
-def compile_model(paddle: ModuleType, model: paddle.nn.Layer) -> paddle.nn.Layer:
-    """The model as one static program, traced at its first call; ``model`` itself stays eager."""
-
-    # to_static rewrites the layer that it is given.
-    class Compiled(paddle.nn.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-            return self.model(x)
-
-    backend = "CINN" if paddle.is_compiled_with_cinn() else None
-    return paddle.jit.to_static(Compiled(), backend=backend, full_graph=True)

@@ -28,7 +28,7 @@ def make_optimizer(
     Paddle's order is that of the comparison: gradients are unscaled by the scaler, clipped by
     min(1, bound / their global norm), joined by the L2 penalty (a float ``weight_decay`` is one),
     then used. Its velocity does not contain the learning rate. ``multi_tensor``: one operation for
-    all parameters, which knows no float64.
+    all parameters (not one kernel), which knows no float64.
     """
     shared = {
         "learning_rate": run.lr,

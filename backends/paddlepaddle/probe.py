@@ -9,9 +9,73 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.paddlepaddle.device import DataFormat, dtype_name
+from harness.protocol import LayerProbe, Probe
 
 if TYPE_CHECKING:
     import paddle
+
+    from backends.paddlepaddle.state import Parameters
+    from backends.paddlepaddle.statistics import Statistics
+
+
+def probe_pass(
+    forward: Callable[[], tuple[paddle.Tensor, paddle.Tensor]],
+    layers: dict[str, Any],
+    parameters: Parameters,
+    statistics: Statistics,
+    *,
+    loss_scale: float,
+    batch_size: int,
+    data_format: DataFormat,
+) -> Probe:
+    """Run ``forward``, which gives logits and loss, and its backward pass; restore the model.
+
+    The loss is multiplied by ``loss_scale`` for the backward pass; the gradients that are
+    returned are divided by it again, in float32 or wider.
+    """
+    with _recorded_activations(layers) as (outputs, gradients):
+        logits, loss = forward()
+        (loss * loss_scale).backward()
+    left = statistics.after(batch_size)
+    statistics.show()
+    return Probe(
+        loss=float(to_numpy(loss)),
+        logits=to_numpy(logits),
+        outputs={
+            name: canonical_layout(to_numpy(output), data_format)
+            for name, output in outputs.items()
+        },
+        output_gradients={
+            name: canonical_layout(unscaled(gradient, loss_scale), data_format)
+            for name, gradient in gradients.items()
+        },
+        parameter_gradients=parameters.take_gradients(loss_scale),
+        running_statistics=left,
+    )
+
+
+def probe_layer(
+    layer: Any,
+    x: paddle.Tensor,
+    output_gradient: paddle.Tensor,
+    parameters: Parameters,
+    statistics: Statistics,
+    *,
+    autocast: AbstractContextManager[Any],
+    data_format: DataFormat,
+) -> LayerProbe:
+    """Run ``layer`` alone on ``x``, propagate ``output_gradient``, and restore the layer."""
+    x.stop_gradient = False
+    with autocast:
+        output = layer(x)
+    output.backward(output_gradient.astype(output.dtype))
+    assert x.grad is not None
+    statistics.show()
+    return LayerProbe(
+        output=canonical_layout(to_numpy(output), data_format),
+        input_gradient=canonical_layout(to_numpy(x.grad), data_format),
+        parameter_gradients=parameters.take_gradients(1.0),
+    )
 
 
 def to_numpy(tensor: paddle.Tensor) -> np.ndarray:
@@ -42,7 +106,7 @@ def unscaled(gradient: paddle.Tensor, loss_scale: float) -> np.ndarray:
 
 
 @contextmanager
-def recorded_activations(
+def _recorded_activations(
     layers: dict[str, Any],
 ) -> Iterator[tuple[dict[str, paddle.Tensor], dict[str, paddle.Tensor]]]:
     """Record the output of each layer, and its gradient, while the block runs both passes."""
@@ -66,18 +130,3 @@ def recorded_activations(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def run_leaf(
-    layer: Any,
-    x: paddle.Tensor,
-    output_gradient: paddle.Tensor,
-    autocast: AbstractContextManager[Any],
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Run ``layer`` alone, forward and backward; returns its output and its input's gradient."""
-    x.stop_gradient = False
-    with autocast:
-        output = layer(x)
-    output.backward(output_gradient.astype(output.dtype))
-    assert x.grad is not None
-    return output, x.grad

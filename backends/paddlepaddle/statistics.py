@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from backends.paddlepaddle.compiled import compile_model, refused_if_it_fails
+from backends.paddlepaddle.device import DataFormat
+from backends.paddlepaddle.network import build_model
 from harness import networks
+from harness.protocol import Unsupported
 
 if TYPE_CHECKING:
     import paddle
+
+
+def batch_variance_is_unbiased(
+    paddle: ModuleType, dtype: str, data_format: DataFormat, *, compiled: bool
+) -> bool:
+    """Whether BatchNorm's running variance follows the unbiased batch variance on this device.
+
+    On the CPU it follows the biased one; on CUDA cuDNN decides, but not in a model that CINN
+    compiles: Paddle then writes BatchNorm in small operations, with the biased variance. The values
+    0 to 7 have the variance 6 (over n − 1) or 5.25 (over n).
+
+    Raises:
+        Unsupported: it is neither, or a BatchNorm cannot be compiled.
+    """
+    norm = networks.Sequential((networks.BatchNorm(name="bn", channels=1),))
+    alone = networks.Network(name="a BatchNorm", image_size=2, classes=1, body=norm)
+    paddle.set_default_dtype(dtype)
+    try:
+        model, layers = build_model(paddle, alone, data_format)
+    finally:
+        paddle.set_default_dtype("float32")
+    shape = [2, 2, 2, 1] if data_format == "NHWC" else [2, 1, 2, 2]
+    values = paddle.to_tensor(np.arange(8.0).reshape(shape), dtype=dtype)
+    with refused_if_it_fails(paddle, alone.name) if compiled else nullcontext():
+        (compile_model(paddle, model) if compiled else model)(values)
+    measured = layers["bn"]._variance.item()
+    for unbiased, expected in ((True, 6.0), (False, 5.25)):
+        if abs(measured - expected) < 0.01:
+            return unbiased
+    raise Unsupported(
+        f"paddle's BatchNorm gives the variance {measured} for the values 0 to 7 on "
+        f"{paddle.get_device()}, where 6 or 5.25 is right; this build cannot be compared"
+    )
 
 
 class _Norm(NamedTuple):
@@ -25,11 +63,11 @@ class _Norm(NamedTuple):
 class RunningStatistics:
     """The running mean and variance of every BatchNorm, averaged here in one vector.
 
-    Paddle's own averages differ from the definition in two ways: on the CPU the variance follows
-    the biased batch variance, and the momentum passes through float32, 2e-8 off. So the layers run
-    with momentum 0, which leaves the plain statistics of the last batch in their buffers, and
-    :meth:`follow` averages those of all layers at once: three small operations a step, whatever
-    the number of layers.
+    Paddle's own averages differ from the definition in two ways: on the CPU, and compiled by CINN,
+    the variance follows the biased batch variance, and the momentum passes through float32, 2e-8
+    off. So the layers run with momentum 0, which leaves the plain statistics of the last batch in
+    their buffers, and :meth:`follow` averages those of all layers at once: three small operations
+    a step, whatever the number of layers.
     """
 
     def __init__(
@@ -38,11 +76,16 @@ class RunningStatistics:
         network: networks.Network,
         layers: dict[str, paddle.nn.Layer],
         *,
-        unbiased: bool,
+        trained_unbiased: bool,
+        eager_unbiased: bool,
     ) -> None:
-        """``unbiased``: the device divides the batch variance by n − 1 on its own."""
+        """Whether a training step, and an eager pass, divide the batch variance by n − 1.
+
+        They differ where the step is compiled and its kernel is not the eager one.
+        """
         self._paddle = paddle
-        self._unbiased = unbiased
+        self._trained_unbiased = trained_unbiased
+        self._eager_unbiased = eager_unbiased
         self._norms = [
             _Norm(
                 placed.layer.name,
@@ -65,19 +108,19 @@ class RunningStatistics:
             self._momentum = self._vector([norm.momentum for norm in self._norms] * 2)
 
     def follow(self, batch_size: int) -> None:
-        """Move the averages towards the batch that the layers have just normalised."""
+        """Move the averages towards the batch that a training step has just normalised."""
         if self._norms:
             with self._paddle.no_grad():
-                self._average.lerp_(self._batch(batch_size), self._momentum)
+                batch = self._batch(batch_size, unbiased=self._trained_unbiased)
+                self._average.lerp_(batch, self._momentum)
 
     def after(self, batch_size: int) -> dict[str, np.ndarray]:
-        """What :meth:`follow` would leave, without doing it."""
+        """What :meth:`follow` would leave, without doing it, after an eager pass."""
         if not self._norms:
             return {}
         with self._paddle.no_grad():
-            return self._split(
-                self._paddle.lerp(self._average, self._batch(batch_size), self._momentum)
-            )
+            batch = self._batch(batch_size, unbiased=self._eager_unbiased)
+            return self._split(self._paddle.lerp(self._average, batch, self._momentum))
 
     def values(self) -> dict[str, np.ndarray]:
         """Canonical name → a copy of the running average."""
@@ -101,9 +144,9 @@ class RunningStatistics:
             ):
                 self._paddle.assign(part, buffer)
 
-    def _batch(self, batch_size: int) -> paddle.Tensor:
+    def _batch(self, batch_size: int, *, unbiased: bool) -> paddle.Tensor:
         statistics = self._paddle.concat(self._buffers)
-        return statistics if self._unbiased else statistics * self._correction(batch_size)
+        return statistics if unbiased else statistics * self._correction(batch_size)
 
     def _correction(self, batch_size: int) -> paddle.Tensor:
         """1 for the means and n / (n − 1) for the variances, n = values in one channel."""

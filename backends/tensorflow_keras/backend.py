@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.tensorflow_keras.device import (
+    OUT_OF_MEMORY,
     choose_gpu,
     configure,
     gpu_uuid,
@@ -93,8 +94,9 @@ class TensorFlowBackend:
         compute = run.compute_dtype
         keras.config.set_floatx(self._float)
         keras.config.set_dtype_policy(f"mixed_{compute}" if run.precision == "amp" else self._float)
-        # Keras decides by devices and determinism; any model made of its own layers tells.
-        by_default = keras.Sequential([keras.layers.Dense(1)]).jit_compile
+        # Keras decides by determinism and by the machine's devices, in use or not; any model of
+        # its layers tells. A run on the CPU is what it is on a machine without a GPU.
+        by_default = gpu is not None and keras.Sequential([keras.layers.Dense(1)]).jit_compile
         self._jit = {"default": by_default, "off": False, "on": True}[run.compile]
         self._channels_first = run.layout == "nchw"
         for channels_first in {False, self._channels_first}:
@@ -153,7 +155,8 @@ class TensorFlowBackend:
     def put(self, images: np.ndarray, labels: np.ndarray) -> _Batch:
         """See :meth:`harness.protocol.Backend.put`."""
         if self._copier is not None:
-            # TensorFlow's copy to a GPU waits for the steps before it; a thread does the waiting.
+            # A copy to a GPU waits for the steps before it; a thread does the waiting, so that the
+            # next batch can be fetched meanwhile.
             return self._copier.submit(self._copy, images, labels)
         batch: _Batch = Future()
         batch.set_result(self._copy(images, labels))
@@ -183,6 +186,8 @@ class TensorFlowBackend:
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """See :meth:`harness.protocol.Backend.set_learning_rate`."""
+        # On a GPU this waits for the steps before, as every copy to it does. A variable of the host
+        # would not, but XLA takes none of another device.
         self._inner.learning_rate = learning_rate
 
     def synchronize(self) -> None:
@@ -282,9 +287,7 @@ class TensorFlowBackend:
         """See :meth:`harness.protocol.Backend.is_out_of_memory`."""
         return isinstance(error, self._tf.errors.ResourceExhaustedError | MemoryError) or (
             isinstance(error, self._tf.errors.OpError)
-            and any(
-                words in str(error).lower() for words in ("out of memory", "resource_exhausted")
-            )
+            and any(words in str(error).lower() for words in OUT_OF_MEMORY)
         )
 
     def close(self) -> None:
@@ -297,8 +300,16 @@ class TensorFlowBackend:
         return float(self._scaler.dynamic_scale.numpy()) if self._scaler else 1.0
 
     def _copy(self, images: np.ndarray, labels: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
+        """Both arrays on the device; waits until a GPU has done what was enqueued before.
+
+        TensorFlow keeps Python's lock while it converts an array, and under a GPU the conversion is
+        the copy: it would hold up the loader's threads, and so every batch, until the step is done.
+        An array becomes a tensor of the host at once; an operation copies that without the lock.
+        """
+        with self._tf.device("/CPU:0"):
+            on_host = self._tf.convert_to_tensor(images), self._tf.convert_to_tensor(labels)
         with self._tf.device(self._device):
-            return self._tf.convert_to_tensor(images), self._tf.convert_to_tensor(labels)
+            return self._tf.identity(on_host[0]), self._tf.identity(on_host[1])
 
     def _normalised(self, images: tf.Tensor) -> tf.Tensor:
         tf = self._tf

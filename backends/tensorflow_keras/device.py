@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
-import uuid
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from harness.cuda_driver import cuda_uuid
 from harness.protocol import Capabilities, Capability, DeviceType, Unsupported
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+OUT_OF_MEMORY = (
+    "out of memory",
+    "resource_exhausted",
+    "dst tensor is not initialized",
+    "alloc_failed",
+    "allocation_failed",
+)
+"""How errors of other kinds tell that memory ran out: CUDA, the allocator, a copy to a GPU without
+room for its target, cuBLAS and cuDNN (8 and 9)."""
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -112,18 +120,7 @@ def configure(tf: ModuleType, gpu: tf.config.PhysicalDevice | None, threads: int
 
 def gpu_uuid(gpu: tf.config.PhysicalDevice) -> str | None:
     """The UUID of ``gpu`` as nvidia-smi shows it, which TensorFlow does not tell."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    ordinal, device, raw = int(gpu.name.rpartition(":")[2]), ctypes.c_int(), (ctypes.c_ubyte * 16)()
-    calls = (
-        lambda: driver.cuInit(0),
-        lambda: driver.cuDeviceGet(ctypes.byref(device), ordinal),
-        lambda: driver.cuDeviceGetUuid(ctypes.byref(raw), device),
-    )
-    failed = any(call() != 0 for call in calls)
-    return None if failed else f"GPU-{uuid.UUID(bytes=bytes(raw))}"
+    return cuda_uuid(int(gpu.name.rpartition(":")[2]))
 
 
 def _grow_memory(tf: ModuleType) -> None:
