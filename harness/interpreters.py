@@ -22,10 +22,10 @@ def choose_interpreters(
     """
     chosen = {}
     for item in given:
-        backend, separator, path = item.partition("=")
-        if backend in BACKENDS and separator and not Path(path).is_file():
+        backend, _, path = item.partition("=")
+        if backend in BACKENDS and path and not Path(path).is_file():
             raise ValueError(f"--python {item}: there is no file {path}")
-        if backend not in BACKENDS or not separator:
+        if backend not in BACKENDS or not path:
             raise ValueError(
                 f"--python {item}: give BACKEND=PATH with the path of an interpreter, such as "
                 "torch=.venv-torch/bin/python"

@@ -159,9 +159,7 @@ def test_a_relative_interpreter_becomes_absolute(tmp_path: Path, monkeypatch: py
     assert choose_interpreters([], ["torch=env/python"], folder=tmp_path) == {"torch": str(named)}
 
 
-@pytest.mark.parametrize(
-    "given", ["torch", "torch=", "torch=/no/such/python", "=/bin/sh", "touch=/bin/sh"]
-)
+@pytest.mark.parametrize("given", ["torch", "torch=", "=/bin/sh", "touch=/bin/sh"])
 def test_an_interpreter_that_is_not_understood_is_refused_with_an_example(
     given: str, tmp_path: Path
 ):
