@@ -12,11 +12,10 @@ import click
 
 from harness.exits import interruption_keeps
 from harness.options import interpreters, repeat_command
+from harness.terminal import stdout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.console import Console
 
     from harness.config import RunConfig
     from harness.progress import ProgressDisplay
@@ -93,7 +92,7 @@ class Session:
         if on_stdout and self._json:
             click.echo(plan_json(runs, paces, budget_s, train_images=train_images))
         else:
-            console: Console = Console(stderr=not on_stdout)
+            console = stdout() if on_stdout else Console(stderr=True)
             console.print(*plan_table(runs, paces, budget_s, train_images=train_images), sep="\n")
 
     def show(self, records: list[Record], report_path: Path | None) -> None:
@@ -105,11 +104,9 @@ class Session:
             result = {"directory": str(self.directory), "records": dumped}
             click.echo(json.dumps(result if report_path else dumped[0]))
             return
-        from rich.console import Console
-
         from reports import comparison_table, read_results, render_console, render_results
 
-        console: Console = Console()
+        console = stdout()
         if report_path is None:
             console.print(render_console(comparison_table(None, records)))
         else:

@@ -7,6 +7,7 @@ none the answer is that the cause is not determined.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final, Literal
@@ -188,30 +189,33 @@ def _operations(fp32: ProfilePart, amp: ProfilePart, record: Record) -> Cause | 
         f"{_in_a_step(fp32, amp)} {formats.listed([' '.join(part) for part in parts])}; that is "
         f"{of_all}."
     )
-    emulated = [kind for kind in named if _emulated(kind, fp32, amp, record)]
-    if named[0] in emulated:
-        short += f", without a {_dtype(record)} unit"
-    if emulated:
-        sentence += f" {_missing_unit(record)}"
+    if any(_slower_product_of_a_cpu(kind, fp32, amp, record) for kind in named):
+        features = record.environment.cpu_features if record.environment is not None else None
+        if lacks_unit(_dtype(record), features) and named[0] in _PRODUCTS:
+            short += f", without a {_dtype(record)} unit"
+        sentence += _of_units(_dtype(record), features)
     return Cause(kind="operations", short=short, sentence=sentence)
 
 
-def _emulated(kind: str, fp32: ProfilePart, amp: ProfilePart, record: Record) -> bool:
-    """Whether products of AMP's dtype became slower on a CPU that has no unit for them."""
+def _slower_product_of_a_cpu(
+    kind: str, fp32: ProfilePart, amp: ProfilePart, record: Record
+) -> bool:
+    """Whether products of AMP's dtype take longer than those of float32, on a CPU."""
     if kind not in _PRODUCTS or record.device is None or record.device.type != "cpu":
         return False
-    slower = amp.operations_s.get(kind, 0.0) > fp32.operations_s.get(kind, 0.0)
-    features = record.environment.cpu_features if record.environment is not None else None
-    return slower and lacks_unit(_dtype(record), features)
+    return amp.operations_s.get(kind, 0.0) > fp32.operations_s.get(kind, 0.0)
 
 
-def _missing_unit(record: Record) -> str:
-    text = f"This processor has no unit for {_dtype(record)} and emulates its products"
-    features = record.environment.cpu_features if record.environment is not None else None
-    others = [dtype for dtype in DTYPE_UNITS if not lacks_unit(dtype, features)]
-    if not others:
-        return f"{text}."
-    return f"{text}; it has one for {others[0]}: compare with --amp-dtype {others[0]}."
+def _of_units(dtype: str, features: Sequence[str] | None) -> str:
+    """What is known of the CPU's units for ``dtype`` and for the other dtype of AMP, in words."""
+    if features is None:
+        return ""
+    others = [kind for kind in DTYPE_UNITS if kind != dtype and not lacks_unit(kind, features)]
+    remedy = f"compare with --amp-dtype {others[0]}" if others else ""
+    if not lacks_unit(dtype, features):
+        return f" This processor has a unit for {others[0]} as well: {remedy}." if others else ""
+    text = f" This processor has no unit for {dtype} and emulates its products"
+    return f"{text}; it has one for {others[0]}: {remedy}." if others else f"{text}."
 
 
 def _in_a_step(*profiles: ProfilePart) -> str:

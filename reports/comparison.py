@@ -37,6 +37,8 @@ class ArmFigures:
     """Median of :attr:`window_images_per_s`."""
     val_top1: float | None
     val_top2: float | None
+    val_images: int | None
+    """On which both are taken."""
     loss: float | None
     """Training loss at :attr:`ComparisonRow.loss_step`."""
     steps: int | None
@@ -172,6 +174,7 @@ def _figures(
         images_per_s=median(rates) if rates else None,
         val_top1=None if accuracy is None else accuracy.val_top1,
         val_top2=None if accuracy is None else accuracy.val_top2,
+        val_images=record.data.val_images if accuracy and record and record.data else None,
         loss=losses[loss_step - 1] if losses and loss_step else None,
         steps=len(losses) or None,
         peak_bytes=peak_bytes,

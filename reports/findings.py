@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Final, Protocol
 
 from harness.speedup import Speedup
@@ -213,6 +215,7 @@ def _facts(row: ComparisonRow) -> list[str]:
         facts.append(
             f"Validation top-1: {formats.percent(row.fp32.val_top1)} fp32, "
             f"{formats.percent(row.amp.val_top1)} AMP"
+            f"{_chance(row.fp32.val_top1, row.amp.val_top1, row.fp32.val_images)}"
         )
     if row.fp32.peak_bytes is not None and row.amp.peak_source == row.fp32.peak_source:
         facts.append(
@@ -220,3 +223,16 @@ def _facts(row: ComparisonRow) -> list[str]:
             f"{formats.mebibytes(row.amp.peak_bytes)} AMP"
         )
     return facts
+
+
+def _chance(one: float, other: float, images: int | None) -> str:
+    """How far apart chance alone puts two shares of so few images, in 95 of 100 cases.
+
+    The normal approximation for two independent samples. Both arms look at the same images, so
+    that it is rather too wide; which of them each arm knew is not recorded.
+    """
+    if not images:
+        return ""
+    variance = (one * (1 - one) + other * (1 - other)) / images
+    points = 100 * NormalDist().inv_cdf(0.975) * math.sqrt(variance)
+    return f"; of {images:,} images, up to {points:.0f} points apart by chance"

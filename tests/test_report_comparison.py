@@ -4,12 +4,13 @@ import io
 from typing import Any
 
 import pytest
-from report_records import environment_part, ok_record, study_of, unavailable_record
+from report_records import accuracy_part, environment_part, ok_record, study_of, unavailable_record
 from rich.console import Console
 
 from harness.records import DevicePart, MemoryPart, PrecisionPart, Record
 from reports import ComparisonRow, comparison_table, render_console
 from reports.comparison import PADDLE_AMP_NOTE
+from reports.findings import card
 
 PAIR = study_of("torch-fp32", "torch-amp")
 
@@ -184,6 +185,21 @@ def test_skipped_steps_are_counted():
     row = row_of(ok_record(), ok_record(precision="amp", skipped_at=[1, 2]))
 
     assert (row.fp32.skipped_steps, row.amp.skipped_steps) == (0, 2)
+
+
+def test_a_card_tells_how_far_apart_chance_alone_puts_the_accuracies():
+    data = {"val_images": 60}
+    (fact, *_) = card(
+        row_of(
+            ok_record(data=data, accuracy=accuracy_part(1.0, 0.55)),
+            ok_record(precision="amp", data=data, accuracy=accuracy_part(1.0, 0.65)),
+        )
+    ).facts
+
+    # 1.96 · sqrt((0.55 · 0.45 + 0.65 · 0.35) / 60) = 17.4 points.
+    assert fact == (
+        "Validation top-1: 55.0 % fp32, 65.0 % AMP; of 60 images, up to 17 points apart by chance"
+    )
 
 
 def test_the_terminal_shows_what_the_runner_warned_of():
