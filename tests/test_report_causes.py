@@ -262,8 +262,8 @@ def test_slower_convolutions_are_named_with_their_times():
     assert cause.short == "float16 convolutions took 14.3 times as long as in float32"
     assert cause.sentence == (
         "In a profiled step float16 convolutions took 14.3 times as long as in float32 (430 ms "
-        "against 30.0 ms); that is 95.2 % of the difference. This processor has a unit for bfloat16 "
-        "as well: compare with --amp-dtype bfloat16."
+        "against 30.0 ms); that is 95.2 % of the difference. This processor has a unit for "
+        "bfloat16 as well: compare with --amp-dtype bfloat16."
     )
 
 
