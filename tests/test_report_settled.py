@@ -12,6 +12,7 @@ from harness.cli import main
 from harness.records import Record
 from reports.cells import read_results
 from reports.pages import build_page
+from reports.undecided import undecided
 
 
 def pairs(*ratios: float, spread: float = 0.0, backend: str = "torch") -> list[Record]:
@@ -113,3 +114,17 @@ def test_a_margin_that_is_no_fraction_is_refused(tmp_path: Path, margin: str):
     assert done.exit_code == 2
     assert "--margin" in done.output
     assert not (folder / "report.html").exists()
+
+
+def test_a_study_goes_on_with_what_is_open_and_with_nothing_else():
+    # Six pairs at ×1.5 decide; one at ×1.0 does not, in its main setting and at another batch.
+    open_pair = pairs(1.0, backend="paddle")
+    other = [
+        record.model_copy(update={"variant": "b8", "arm": f"{record.arm}-b8"})
+        for record in open_pair
+    ]
+    records = [*pairs(*[1.5] * 6), *open_pair, *other]
+    study = study_of(*(record.arm for record in records))
+
+    assert undecided(study, records) == [("paddle", ""), ("paddle", "b8")]
+    assert undecided(study, records[:12]) == []
