@@ -12,6 +12,7 @@ from harness.speedup import (
     DECISION_CONFIDENCE,
     DISPLAY_CONFIDENCE,
     MIN_WINDOWS,
+    PRIOR_MATTERS_BELOW,
     PairWindows,
     Speedup,
     estimate_speedup,
@@ -28,7 +29,6 @@ MAX_PAIRS: Final = 64
 """Pairs beyond which no forecast is made."""
 
 _FEW_WINDOWS = 6
-_PAIRS_THAT_SPREAD = 3  # of two, the spread is one difference
 _UNSTABLE_SPREAD = 0.10  # as pyperf: standard deviation over mean
 
 
@@ -203,10 +203,8 @@ def _assumption(speedup: Speedup | None) -> str | None:
     if speedup is None or not speedup.rests_on_prior:
         return None
     scale = speedup.process_sd_scale
-    pairs = len(speedup.pair_ratios)
-    show = "cannot" if pairs < _PAIRS_THAT_SPREAD else "can hardly"
     return (
-        f"{_count(pairs, 'process pair')} {show} show how processes differ; "
+        f"Fewer than {PRIOR_MATTERS_BELOW} process pairs hardly show how processes differ; "
         f"the interval assumes that their ratios differ by a standard deviation of less than "
         f"{0.674 * scale * 100:.1f} % as likely as more, and of less than "
         f"{1.960 * scale * 100:.1f} % with 95 % probability."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Final, Protocol
@@ -125,23 +126,19 @@ def assumptions(answers: Sequence[Answer]) -> str:
 
 
 def left_out(results: Results, answers: Sequence[Answer]) -> str:
-    """Which planned arms were not run, and why; and where the budget cost process pairs.
+    """How many planned arms were not run, and why; and where the budget cost process pairs.
 
     Empty where all were run. It is no failure: a study decides it by its budget and first results.
     """
-    by_reason: dict[str, list[str]] = {}
-    for cell in results.cells:
-        if cell.status == LEFT_OUT:
-            by_reason.setdefault(cell.reason or "no reason was recorded", []).append(cell.arm)
+    by_reason = Counter(
+        cell.reason or "no reason was recorded" for cell in results.cells if cell.status == LEFT_OUT
+    )
     if not by_reason:
         return ""
-    told = [
-        f"{formats.listed(arms)} ({reason})" for reason, arms in [*by_reason.items()][:_MAX_REASONS]
-    ]
-    more = sum(len(arms) for arms in [*by_reason.values()][_MAX_REASONS:])
-    if more:
-        told.append(f"{more} more (below)")
-    return f"{_few_pairs(results, answers)}Left out: {'; '.join(told)}."
+    told = [f"{arms} arms ({reason})" for reason, arms in by_reason.most_common(_MAX_REASONS)]
+    if more := by_reason.total() - sum(arms for _, arms in by_reason.most_common(_MAX_REASONS)):
+        told.append(f"{more} more")
+    return f"{_few_pairs(results, answers)}Left out (listed below): {'; '.join(told)}."
 
 
 def _few_pairs(results: Results, answers: Sequence[Answer]) -> str:

@@ -57,7 +57,10 @@ def test_the_first_page_tells_what_the_budget_left_out():
     assert (
         "The budget of 600 s left time for fewer process pairs than were planned (torch 1)."
     ) in page.caveat
-    assert "(it takes 40 s at least, and 12 s of the budget of 600 s were left)" in page.caveat
+    assert (
+        "Left out (listed below): 4 arms (it takes 40 s at least, and 12 s of the budget of 600 s "
+        "were left); 2 arms (there is no ratio to repeat: paddle-amp is unavailable)."
+    ) in page.caveat
     assert not any("not run yet" in text for text in page.warnings)
     assert all("left out" not in note for row in page.rows for note in row.notes)
 
@@ -65,7 +68,7 @@ def test_the_first_page_tells_what_the_budget_left_out():
 def test_without_a_budget_nothing_is_put_down_to_it():
     page = build_page(left_out_study(budget_s=None))
     assert "The budget" not in page.caveat
-    assert "Left out: " in page.caveat
+    assert "Left out (listed below): " in page.caveat
 
 
 def test_a_finished_study_says_nothing_of_arms_left_out():

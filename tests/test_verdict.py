@@ -115,14 +115,12 @@ def test_a_pair_cut_short_is_one_of_the_repetitions_that_there_are():
     assert verdict.settling_repeats == 4 + verdict.further_pairs
 
 
-@pytest.mark.parametrize(
-    ("pairs", "show"), [(1, "cannot"), (2, "cannot"), (3, "can hardly"), (5, "can hardly")]
-)
-def test_fewer_than_six_pairs_say_what_is_assumed_of_processes(pairs, show):
+@pytest.mark.parametrize("pairs", [1, 2, 3, 5])
+def test_fewer_than_six_pairs_say_what_is_assumed_of_processes(pairs):
     verdict = judge(flat_pairs(*[1.5] * pairs))
     assert verdict.outcome == "pays"
     assert verdict.assumption is not None
-    assert f" {show} show how processes differ" in verdict.assumption
+    assert verdict.assumption.startswith("Fewer than 6 process pairs hardly show how processes ")
     # Quartile and 97.5 % point of a normal distribution with standard deviation 5 %.
     assert f"{5 * stats.norm.ppf(0.75):.1f} %" in verdict.assumption
     assert f"{5 * stats.norm.ppf(0.975):.1f} %" in verdict.assumption
