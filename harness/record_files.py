@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from harness.config import RunConfig
 from harness.records import Record, Study
 
 P = TypeVar("P", bound=BaseModel)
@@ -51,15 +50,6 @@ def read_record(path: Path) -> Record:
 def read_study(path: Path) -> Study:
     """Read ``study.json``; raises :class:`UnreadableRecord` as :func:`read_record` does."""
     return read_part(path, Study)
-
-
-def read_study_records(directory: Path) -> tuple[Study, list[Record]]:
-    """Read a study folder: its description and the records finished so far, in planned order."""
-    study = read_study(directory / "study.json")
-    order = {RunConfig.model_validate(arm).arm: i for i, arm in enumerate(study.arms)}
-    records = [read_record(path) for path in sorted((directory / "records").glob("*.json"))]
-    records.sort(key=lambda record: (order.get(record.arm, len(order)), record.arm))
-    return study, records
 
 
 def read_part(path: Path, kind: type[P]) -> P:

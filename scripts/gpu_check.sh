@@ -10,7 +10,7 @@
 # taken from the wheels in $WHEELS (default .whl) where that folder exists; fill it beforehand with
 #   python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl \
 #     altair annotated-types attrs click filelock jinja2 jsonschema jsonschema-specifications \
-#     markdown-it-py markupsafe mdurl narwhals nvidia-ml-py platformdirs pooch pydantic \
+#     markdown-it-py markupsafe mdurl narwhals nvidia-ml-py platformdirs pydantic \
 #     pydantic-core pygments referencing rich rpds-py typing-extensions typing-inspection \
 #     vl-convert-python zstandard
 # Records and reports lie in $OUT (default runs/gpu-check), which must not hold an earlier check.

@@ -286,7 +286,7 @@ def test_the_command_of_a_record_repeats_the_run(tmp_path: Path):
 # Imported, they would make --help slow; the frameworks first of all.
 HEAVY = (
     *("torch", "tensorflow", "keras", "paddle", "pydantic", "numpy", "pandas", "scipy"),
-    *("rich", "altair", "jinja2", "PIL", "vl_convert", "psutil", "pooch", "pynvml"),
+    *("rich", "altair", "jinja2", "PIL", "vl_convert", "psutil", "pynvml"),
 )
 RUN_AND_TELL = """
 import runpy, sys

@@ -14,7 +14,7 @@ from report_records import data_part
 
 from harness.config import RunConfig
 from harness.environment import describe_environment
-from harness.record_files import UnreadableRecord, read_record, read_study_records, write_json
+from harness.record_files import UnreadableRecord, read_record, write_json
 from harness.records import (
     DataPart,
     EpochPart,
@@ -24,6 +24,7 @@ from harness.records import (
     ThroughputPart,
     Window,
 )
+from reports.cells import read_results
 
 
 def record(arm: str = "fake-fp32", **changes: Any) -> Record:
@@ -242,13 +243,15 @@ def test_records_of_a_study_come_in_the_planned_order(tmp_path: Path):
     for arm in ("paddle-fp32", "torch-amp", "extra-fp32", "torch-fp32"):
         write_json(tmp_path / "records" / f"{arm}.json", record(arm))
 
-    read, records = read_study_records(tmp_path)
+    results = read_results(tmp_path)
 
+    read = results.study
+    assert read is not None
     assert read == study(*arms).model_copy(update={"environment": read.environment})
-    assert [item.arm for item in records] == [*arms, "extra-fp32"]
+    assert [item.arm for item in results.records] == [*arms, "extra-fp32"]
 
 
 def test_a_study_without_records_is_a_study_still(tmp_path: Path):
     write_json(tmp_path / "study.json", study("torch-fp32"))
 
-    assert read_study_records(tmp_path)[1] == []
+    assert read_results(tmp_path).records == []
