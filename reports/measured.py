@@ -8,7 +8,7 @@ from statistics import median
 
 from harness.records import Record, ThroughputPart
 from reports import charts, formats
-from reports.blocks import Block, Chart, Figure, Paragraph, Section, Table
+from reports.blocks import Block, Chart, Details, Figure, Paragraph, Section, Table
 from reports.cells import LEFT_OUT, NOT_RUN_YET, UNREADABLE, Cell, Results
 from reports.comparison import ComparisonRow
 from reports.fairness import same_data
@@ -53,8 +53,15 @@ def missing_section(results: Results) -> Section | None:
             reasons.setdefault(cell.reason or formats.UNKNOWN, []).append(cell.arm)
     if reasons:
         rows = tuple((formats.listed(arms), reason) for reason, arms in reasons.items())
-        caption = "Left out: repetitions that had no time or no point. Nothing went wrong"
-        blocks.append(Table(caption=caption, columns=("Cells", "Reason"), rows=rows))
+        left_out = sum(len(arms) for arms in reasons.values())
+        blocks.append(
+            Details(
+                summary=f"{left_out} arms were left out: repetitions that had no time or no point",
+                blocks=(
+                    Table(caption="Why they were left out", columns=("Cells", "Reason"), rows=rows),
+                ),
+            )
+        )
         if results.study is not None and results.study.budget_s is not None:
             blocks.append(Paragraph(text=_MORE_TIME))
     if not blocks:

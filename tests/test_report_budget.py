@@ -4,7 +4,7 @@ from typing import Any
 
 from report_records import ok_record, study_of, unavailable_record
 
-from reports.blocks import Table
+from reports.blocks import Details, Table
 from reports.cells import Results, study_cells
 from reports.measured import missing_section
 from reports.pages import build_page
@@ -36,7 +36,12 @@ def left_out_study(**changes: Any) -> Results:
 def test_an_arm_that_was_left_out_is_neither_waiting_nor_failed():
     section = missing_section(left_out_study())
     assert section is not None
-    failed, left_out = [block for block in section.blocks if isinstance(block, Table)]
+    failed, folded, _ = section.blocks
+    assert isinstance(failed, Table)
+    assert isinstance(folded, Details)
+    assert folded.summary.startswith("6 arms were left out")
+    (left_out,) = folded.blocks
+    assert isinstance(left_out, Table)
 
     assert [row[0] for row in failed.rows] == ["paddle-amp"]
     assert left_out.rows == (
