@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from harness.records import Record, Study
+from harness.whole_files import replaced
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -25,17 +24,8 @@ def write_json(path: Path, part: BaseModel) -> None:
         OSError: the folder cannot be written or the disk is full; the old file is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(part.model_dump_json(indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replaced(path) as part_file:
+        part_file.write_text(part.model_dump_json(indent=1), encoding="utf-8")
 
 
 def read_record(path: Path) -> Record:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.records import Record
 from harness.verdict import MARGIN
+from harness.whole_files import replaced
 from reports import formats
 from reports.attribution import ladders
 from reports.blocks import Page
@@ -89,10 +88,20 @@ def write_report(directory: Path, *, margin: float = MARGIN) -> ReportFiles:
         markdown=directory / "report.md",
         csv=directory / "results.csv",
     )
-    _write(files.csv, results_csv(results))
-    _write(files.markdown, render_markdown(page))
-    _write(files.html, render_html(page))
+    write_page(files.csv, results_csv(results))
+    write_page(files.markdown, render_markdown(page))
+    write_page(files.html, render_html(page))
     return files
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a file of a report as a whole, UTF-8, with the same line ends everywhere.
+
+    Raises:
+        OSError: the folder cannot be written or the disk is full; the old file is untouched.
+    """
+    with replaced(path) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
 
 
 def build_page(results: Results) -> Page:
@@ -228,15 +237,3 @@ def device_name(record: Record) -> str | None:
     if record.device is not None and record.device.type == "cpu" and record.environment:
         return record.environment.cpu
     return None if record.device is None else record.device.name
-
-
-def _write(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

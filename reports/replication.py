@@ -12,7 +12,7 @@ from reports import formats
 from reports.blocks import Card, Commands, Page, Paragraph, Section, Table
 from reports.formats import bounds, listed, number, percent, printable, times
 from reports.lessons import Lesson, lessons
-from reports.pages import device_name, render_html, render_markdown
+from reports.pages import device_name, render_html, render_markdown, write_page
 from reports.speedup import ONE_AFTER_THE_OTHER
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def write_replication(directory: Path, results: Sequence[VariantResult]) -> Repl
     files = ReplicationFiles(
         html=directory / "replication.html", markdown=directory / "replication.md"
     )
-    files.markdown.write_text(render_markdown(page), encoding="utf-8", newline="\n")
-    files.html.write_text(render_html(page), encoding="utf-8", newline="\n")
+    write_page(files.markdown, render_markdown(page))
+    write_page(files.html, render_html(page))
     return files
 
 
