@@ -34,12 +34,13 @@ fi
 if [ "$device" = cpu ]; then
   size=(--model lenet --image-size 32)
   compare=(--batch-size 8 --budget 20s)
-  ladder=(--batch-size 8 --budget 20s)
+  ladder=(--batch-size 8 --repeats 1 --budget 20s)
   max_batch=(--memory-limit 440M --step 256 --amp-dtype bfloat16)
 else
   size=(--model resnet18 --image-size 224)
   compare=(--batch-size 64 --budget 60s)
-  ladder=(--batch-size 256 --budget 90s)
+  # Seven workers take most of it to start: a second pass would not fit.
+  ladder=(--batch-size 256 --repeats 1 --budget 90s)
   # Each trial is a process of some 10 s. The largest batch in float32 is about four of these steps,
   # whatever the GPU, so that both precisions take ten to fourteen trials.
   mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -n 1 || true)
@@ -81,6 +82,8 @@ print(row("arm", "status", "effective", "images/s", "joules", "alloc GiB", "resv
           "host GiB", "reason"))
 for path in sys.argv[1:]:
     for arm in csv.DictReader(open(path, encoding="utf-8")):
+        if arm["status"] == "left out":
+            continue
         rate, joules = arm["window_median_images_per_s"], arm["energy_joules"]
         print(row(
             arm["arm"], arm["status"], arm["dtype_effective"] or "-",
