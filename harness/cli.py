@@ -19,7 +19,7 @@ from harness.doctor_command import doctor
 from harness.env_command import env
 from harness.exits import EXIT_FAILED, EXIT_UNAVAILABLE, Commands
 from harness.max_batch_command import max_batch
-from harness.options import configure, refuse_given, repeat_command, run_options
+from harness.options import configure, margin_option, refuse_given, repeat_command, run_options
 from harness.proof_commands import drill, parity
 from harness.registry import BACKENDS
 from harness.replicate_command import replicate
@@ -51,11 +51,11 @@ def main(ctx: click.Context, backend: str | None, amp: bool, **options: Any) -> 
         return
     run = configure(options, backend=backend, precision="amp" if amp else "fp32")
     with Session(options, [backend]) as session:
-        session.refuse_results()
         from harness.inputs import prepare_input
         from harness.record_files import write_json
         from harness.turns import run_arm
 
+        session.refuse_results()
         data = prepare_input(
             run,
             manifest_csv=session.directory / "manifest.csv",
@@ -92,13 +92,7 @@ main.add_command(env)
 
 @main.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--margin",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.02,
-    show_default=True,
-    help="A speedup this close to 1 is no difference.",
-)
+@margin_option("A speedup this close to 1 is no difference.")
 def report(directory: Path, margin: float) -> None:
     """Write the report of DIRECTORY anew from its records."""
     from reports import write_report

@@ -159,9 +159,6 @@ def compare(
         if budget_s is None and repeats is None and a_first_look:
             budget_s = QUICK_BUDGET_S
     with Session(options, BACKENDS) as session:
-        from reports import write_report
-        from reports.undecided import undecided
-
         study = None
         if resume:
             study = study_to_resume(session.directory, repeats=repeats, budget_s=budget_s)
@@ -169,6 +166,9 @@ def compare(
         session.show_plan(runs, budget_s, on_stdout=dry_run)
         if dry_run:
             return
+        from reports import write_report
+        from reports.undecided import undecided
+
         further = undecided if until_decided else None
         if study is not None:
             records = resume_study(

@@ -8,19 +8,14 @@ from pathlib import Path
 import click
 
 from harness.exits import EXIT_BAD_INPUT, EXIT_FAILED, fail
+from harness.options import margin_option
 from harness.terminal import stdout
 
 
 @click.command()
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
-@click.option(
-    "--margin",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.02,
-    show_default=True,
-    help="Changes of a rate smaller than this do not matter.",
-)
+@margin_option("Changes of a rate smaller than this do not matter.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def diff(before: Path, after: Path, margin: float, as_json: bool) -> None:
     """Compare the studies (or single runs) in the folders BEFORE and AFTER.

@@ -46,6 +46,19 @@ backends_option = click.option(
     help="Framework; repeatable; fake computes nothing.  [torch, tensorflow, paddle]",
 )
 """The frameworks of a command that looks at several."""
+
+
+def margin_option(what: str) -> Callable[..., Any]:
+    """``--margin``: the half-width about a ratio of 1 within which nothing matters."""
+    return click.option(
+        "--margin",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        default=0.02,
+        show_default=True,
+        help=what,
+    )
+
+
 python_option = click.option(
     "--python",
     multiple=True,

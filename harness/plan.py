@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -88,16 +89,15 @@ def further_pairs(
         repeats: process pairs of each comparison; one that has them gets no more.
         of: comparisons that are meant; None: all.
     """
-    pairs: dict[Comparison, set[str]] = {}
-    for run in runs:
-        pairs.setdefault(comparison(run), set()).add(run.label)
+    pairs = process_pairs(runs)
+    firsts = [run for run in runs if not run.label]
     return [
         _unvalidated(run).model_copy(
             update={"label": f"repeat{number}", "diagnose": False, "trace": False}
         )
         for number in range(1, repeats)
-        for run in _repetition([run for run in runs if not run.label], number)
-        if number >= len(pairs[comparison(run)]) and (of is None or comparison(run) in of)
+        for run in _repetition(firsts, number)
+        if number >= pairs[comparison(run)] and (of is None or comparison(run) in of)
     ]
 
 
@@ -118,6 +118,11 @@ def starting_order(arms: Sequence[RunConfig], repetition: int) -> list[RunConfig
 def comparison(run: RunConfig) -> Comparison:
     """The comparison that ``run`` belongs to, whichever process pair it is in."""
     return run.backend, "ladder" if run.variant.startswith("rung") else run.variant
+
+
+def process_pairs(runs: Sequence[RunConfig]) -> Counter[Comparison]:
+    """How many process pairs (of a ladder: passes) are planned of each comparison."""
+    return Counter(of for of, _ in {together(run) for run in runs})
 
 
 def together(run: RunConfig) -> tuple[Comparison, str]:

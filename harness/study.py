@@ -15,7 +15,7 @@ from harness.config import RunConfig
 from harness.environment import describe_environment
 from harness.forecast import Paces
 from harness.inputs import PreparedInput, prepare_input
-from harness.plan import Comparison, comparison, further_pairs, in_turn
+from harness.plan import Comparison, further_pairs, in_turn, process_pairs
 from harness.record_files import UnreadableRecord, read_record, read_study, write_json
 from harness.records import Record, Study
 from harness.runner import OnEvent
@@ -274,14 +274,15 @@ class _Progress:
             is no such comparison.
         """
         fitting = []
+        planned = process_pairs(self._runs)
         for of in undecided(self._study, [*self._records.values()]):
-            pairs = {run.label for run in self._runs if comparison(run) == of}
-            group = further_pairs(self._runs, len(pairs) + 1, of=[of])
+            pairs = planned[of]
+            group = further_pairs(self._runs, pairs + 1, of=[of])
             firsts = self._firsts(group)
-            if len(pairs) < MAX_PAIRS and not (
+            if pairs < MAX_PAIRS and not (
                 _needless(group, firsts) or self._budget.refuses(group, firsts)
             ):
-                fitting.append((len(pairs), group))
+                fitting.append((pairs, group))
         if not fitting:
             return None
         _, group = min(fitting, key=lambda item: item[0])

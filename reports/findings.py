@@ -135,8 +135,9 @@ def left_out(results: Results, answers: Sequence[Answer]) -> str:
     )
     if not by_reason:
         return ""
-    told = [f"{arms} arms ({reason})" for reason, arms in by_reason.most_common(_MAX_REASONS)]
-    if more := by_reason.total() - sum(arms for _, arms in by_reason.most_common(_MAX_REASONS)):
+    commonest = by_reason.most_common(_MAX_REASONS)
+    told = [f"{arms} arms ({reason})" for reason, arms in commonest]
+    if more := by_reason.total() - sum(arms for _, arms in commonest):
         told.append(f"{more} more")
     return f"{_few_pairs(results, answers)}Left out (listed below): {'; '.join(told)}."
 

@@ -64,6 +64,20 @@ def start(directory: Path, planned: list[RunConfig] | None = None, **changes: An
     )
 
 
+def start_within(
+    directory: Path, planned: list[RunConfig], *, budget_s: float, undecided: Any = None
+) -> list[Record]:
+    return start_study(
+        planned,
+        directory,
+        command="",
+        preset=None,
+        studio=studio(),
+        budget_s=budget_s,
+        undecided=undecided,
+    )
+
+
 def resume(directory: Path, **changes: Any) -> list[Record]:
     return resume_study(study_to_resume(directory), directory, studio=studio(**changes))
 
@@ -318,9 +332,7 @@ def repeated(**changes: Any) -> list[RunConfig]:
 def test_repetitions_that_do_not_fit_are_left_out_with_the_reason(tmp_path: Path):
     planned = repeated()
 
-    records = start_study(
-        planned, tmp_path, command="", preset=None, studio=studio(), budget_s=0.01
-    )
+    records = start_within(tmp_path, planned, budget_s=0.01)
 
     assert [record.arm for record in records] == ["fake-fp32", "fake-amp"]
     study = read_study(tmp_path / "study.json")
@@ -362,12 +374,9 @@ def decided_after(records: int) -> Any:
 
 
 def test_pairs_follow_until_the_verdict_is_decided(tmp_path: Path):
-    records = start_study(
-        plan(runs("fp32", "amp"), Extent(repeats=2)),
+    records = start_within(
         tmp_path,
-        command="",
-        preset=None,
-        studio=studio(),
+        plan(runs("fp32", "amp"), Extent(repeats=2)),
         budget_s=600,
         undecided=decided_after(8),
     )
@@ -381,12 +390,9 @@ def test_pairs_follow_until_the_verdict_is_decided(tmp_path: Path):
 
 
 def test_a_verdict_that_stays_open_ends_with_the_budget(tmp_path: Path):
-    records = start_study(
-        plan(runs("fp32", "amp"), Extent(repeats=1)),
+    records = start_within(
         tmp_path,
-        command="",
-        preset=None,
-        studio=studio(),
+        plan(runs("fp32", "amp"), Extent(repeats=1)),
         budget_s=0.01,
         undecided=decided_after(100),
     )
